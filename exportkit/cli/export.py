@@ -149,8 +149,8 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     "eager_kernels",
     multiple=True,
     metavar="OPERATOR",
-    help="An operator of torch that the code leaves to eager's kernel, such as aten.amin; aten: all of them. "
-    "Repeatable.",
+    help="An operator of torch that the code leaves to eager's kernel, such as aten.amin; aten.amin.default@amin_2: "
+    "only its node amin_2; aten: all of them. Repeatable.",
 )
 @click.option(
     "--embed-weights",
@@ -165,8 +165,8 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
 @click.option(
     "--repair",
     is_flag=True,
-    help="Verify the compiled code. If it is wrong or does not compile, try options of the compiler, and take the "
-    "first with which it is right.",
+    help="Verify the compiled code. If it is wrong, leave the nodes at which it goes wrong to eager's kernels, or try "
+    "options of the compiler, and take what makes it right.",
 )
 @click.option(
     "--opset",

@@ -149,7 +149,7 @@ class ExportRequest:
         words = [word for word in self.words if word not in ("--repair", "--json")]
         eager = ReferenceModel(self.model, self.weights, self.op_libraries)
         with progress() as step:
-            repair = Repair(words, eager, self.trace.device, self.trace.seed, step)
+            repair = Repair(words, eager, self.trace.seed, step)
             manifest = repair.run(output)
         return print_written(
             output, "aoti", manifest, as_json, {"repair": repair.document()}, self.op_libraries, repair

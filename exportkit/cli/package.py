@@ -139,7 +139,7 @@ def _print(output: Path, manifest: Manifest, report: Report | None, sign_key: Pr
     if report is None:
         click.echo("not verified: --no-verify")
         return
-    print_report(report)
+    print_report(report, written=written)
     if written and report.exit_code:
         click.echo("The package was written: nothing failed.")
     if report.exit_code == HostError.exit_code:

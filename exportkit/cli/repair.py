@@ -1,4 +1,4 @@
-"""`exportkit export --repair`: looks for options with which compiled code is right, where it is wrong without them.
+"""`exportkit export --repair`: looks for what makes compiled code right, where it is wrong.
 
 Each try is the user's own command with more options, in a process of its own, and a verification of what it wrote.
 docs/adr/0058-repairs.md says what is tried.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
-import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from exportkit import errors
 from exportkit.child.messages import Failed, Message, serve
@@ -25,7 +25,7 @@ from exportkit.errors import CompilationError, CompilerError, ExportError, Expor
 from exportkit.export.models.find_libraries import named_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder, write_whole
-from exportkit.package.compiled_with import GivenOptions
+from exportkit.package.compiled_with import GivenOptions, leave_one
 from exportkit.package.manifest import Manifest
 from exportkit.progress import Progress
 from exportkit.reference_model import ReferenceModel
@@ -36,43 +36,17 @@ from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
 from exportkit.verify.verify_worker import VerifyWorker
 
-_MOST_OPERATORS = 3  # left to eager one after the other: each takes a search
-_SECONDS = 3600.0  # of an export
+MINUTES = 30  # of the search; what is left to do then is the last way, which is sure to compile
+_TIMED = 9  # calls
 _CODES_FAULT = (  # what other options of the compiler may change
     *(outcomes.Mismatch, outcomes.WrongDtype, outcomes.WrongShape, outcomes.WrongStructure),
     *(outcomes.CallFailed, outcomes.Crashed, outcomes.TimedOut, outcomes.LoadFailed),
 )
-_AT = re.compile(r"could not compile the program at (\w+\.\w+\.\w+)")
-
-
-class Remedy(NamedTuple):
-    """Options that may make the code right, and their device. None: eager's kernels for operators that go wrong."""
-
-    what: str
-    given: GivenOptions | None
-    device: str = ""
-
-
-_EXACT = {"eager_numerics.division_rounding": True, "eager_numerics.use_pytorch_libdevice": True}
-_UNFUSED = {"max_fusion_size": 1, "epilogue_fusion": False, "realize_opcount_threshold": 0}
-# In the order of what they usually cost.
-REMEDIES = (
-    Remedy("values rounded to their dtype, as eager does", GivenOptions({"emulate_precision_casts": True})),
-    Remedy("division and functions as eager's", GivenOptions(_EXACT), "cuda"),
-    Remedy("the operator left to eager's kernel", None),
-    Remedy("reductions in one kernel", GivenOptions({"split_reductions": False}), "cuda"),
-    Remedy("no patterns replaced in the graph", GivenOptions({"pattern_matcher": False})),
-    Remedy("nothing fused", GivenOptions(_UNFUSED)),
-    Remedy("no vector instructions written", GivenOptions({"cpp.simdlen": 1}), "cpu"),
+OPTIONS = (  # of the compiler, in the order of what they usually cost
+    ("values rounded to their dtype, as eager does", GivenOptions({"emulate_precision_casts": True})),
+    ("no patterns replaced in the graph", GivenOptions({"pattern_matcher": False})),
 )
-
-
-def remedies(device: str) -> Iterator[tuple[str, GivenOptions | None]]:
-    """Yields what to try on a device; at last several together, and every operator left to eager's kernel."""
-    chosen = [(remedy.what, remedy.given) for remedy in REMEDIES if device.startswith(remedy.device)]
-    yield from chosen
-    yield "all of these together", reduce(GivenOptions.with_more, filter(None, (given for _, given in chosen)))
-    yield "every operator left to eager's kernel", GivenOptions({}, ("aten",))
+_EVERY = ("every operator left to eager's kernel", GivenOptions({}, ("aten",)))
 
 
 class Export(Message, frozen=True):
@@ -102,44 +76,45 @@ class Attempt:
     @property
     def right(self) -> bool:
         """Whether it compiled and passed."""
-        return self.report is not None and self.report.exit_code == 0
-
-    @property
-    def text(self) -> str:
-        """What came of it."""
-        failure = self.report.failure if self.report else None
-        said = (failure.verdict.message if failure else self.refused).strip().partition("\n")[0][:300]
-        return f"{'does not compile' if self.refused else 'differs'}: {said}" if said else "right"
+        return self.report is not None and not self.report.wrong
 
     def __str__(self) -> str:
-        """One line."""
-        return f"tried {self.what}: {self.text}"
+        """What was tried, and what came of it, in one line."""
+        failure = self.report.failure if self.report else None
+        said = (failure.verdict.message if failure else self.refused).strip().partition("\n")[0][:300]
+        result = f"{'does not compile' if self.refused else 'differs'}: {said}" if said else "right"
+        return f"tried {self.what}: {result}"
+
+
+class _TimeIsUpError(Exception):
+    """The time for the search has ended."""
 
 
 @dataclass
 class Repair:
-    """A search for options with which the code is right.
+    """A search for what makes the code right: nodes left to eager's kernels, then options of the compiler.
 
     Attributes:
         words: The arguments of `exportkit export`, without --repair.
         eager: The model, as they name it.
-        device: Its device.
         seed: The seed of the cases.
         progress: Called with each step before it starts.
         attempts: What was tried, first no more options. The last one is right.
         places: Where the code goes wrong, as far as it was found.
+        cost: What the repair costs; "" if that is not known, or nothing was to repair.
     """
 
     words: Sequence[str]
     eager: ReferenceModel
-    device: str
     seed: int
     progress: Progress
     attempts: list[Attempt] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
+    cost: str = ""
+    _end: float = 0.0
 
     def run(self, out: Path) -> Manifest:
-        """Exports the model and verifies it. If it is wrong or does not compile, tries options until it is right.
+        """Exports the model and verifies it. If it is wrong or does not compile, looks for what makes it right.
 
         Raises:
             ExportError: Nothing makes the code right. `<name>.repair.txt` beside `out` says what was tried.
@@ -147,12 +122,17 @@ class Repair:
         """
         with temporary_folder(out.parent, f".{out.name[:200]}") as folder:
             first = last = self._try("no more options", GivenOptions(), folder)
-            for what, given in remedies(self.device):
-                if last.right:
-                    break
-                last = self._leave_operators(first) if given is None else self._try(what, given, folder)
+            self._end = time.monotonic() + 60 * MINUTES
+            with suppress(_TimeIsUpError):
+                last = self._leave_nodes(first)
+                for option in OPTIONS:
+                    last = last if last.right else self._try(*option, folder)
+            self._end = math.inf
+            last = last if last.right else self._try(*_EVERY, folder)
             if not last.right:
                 raise self._refusal(out)
+            if last is not first and first.report is not None:
+                self._compare(first, last)
             with PackageReader(last.path) as reader:
                 manifest = reader.manifest
             os.replace(last.path, out)
@@ -165,40 +145,42 @@ class Repair:
 
     def document(self) -> dict[str, Any]:
         """Returns the repair as JSON."""
-        tried = [{"what": x.what, "options": x.given.arguments, "result": x.text} for x in self.attempts]
-        return {"arguments": self.arguments, "attempts": tried, "places": self.places}
+        tried = [{"options": each.given.arguments, "result": str(each)} for each in self.attempts]
+        return {"arguments": self.arguments, "cost": self.cost, "attempts": tried, "places": self.places}
 
-    def _leave_operators(self, last: Attempt) -> Attempt:
-        """Leaves the operator at which the code goes wrong to eager's kernel, then the one that is wrong then."""
-        for _ in range(_MOST_OPERATORS):
-            operator = "" if last.right else self._locate(last)
-            if not operator.startswith("aten.") or operator in last.given.eager_kernels:
+    def _step(self, text: str) -> None:
+        """Says what happens next, and how much time the search has for it."""
+        left = self._end - time.monotonic()
+        if self._end and left < 0:
+            raise _TimeIsUpError
+        self.progress(f"{text}, {left / 60:.0f} of {MINUTES} minutes left" if 0 < left < math.inf else text)
+
+    def _leave_nodes(self, last: Attempt) -> Attempt:
+        """Leaves the node at which the code goes wrong to eager's kernel, then the one that is wrong then."""
+        while last.report is not None and not last.right:
+            try:
+                located = bisect_artifact(last.path, last.report, last.verified, ours=True, progress=self._step)
+            except ExportkitError as error:
+                self.places.append(error.message)
                 break
-            given = last.given.with_more(GivenOptions({}, (operator,)))
-            last = self._try(f"{', '.join(given.eager_kernels)} left to eager's kernel", given, last.path.parent)
+            self.places.append(located.message if located.point is None else located.place)
+            point = located.point
+            left = leave_one(last.given.eager_kernels, point.place) if point and point.place else ()
+            if not left or left == last.given.eager_kernels:
+                break
+            what = f"{', '.join(left)} left to eager's kernel"
+            last = self._try(what, GivenOptions({}, left), last.path.parent)
         return last
-
-    def _locate(self, last: Attempt) -> str:
-        """Returns the operator at which the code goes wrong, and notes its place; "" if it cannot be found."""
-        if last.report is None:
-            return found[1] if (found := _AT.search(last.refused)) else ""
-        try:
-            located = bisect_artifact(last.path, last.report, last.verified, ours=True, progress=self.progress)
-        except ExportkitError as error:
-            self.places.append(error.message)
-            return ""
-        self.places.append(located.message if located.point is None else located.place)
-        return "" if located.point is None else located.point.operator
 
     def _try(self, what: str, given: GivenOptions, folder: Path) -> Attempt:
         """Exports the model with more options, and verifies what came of it."""
-        self.progress(f"exporting {self.eager.model} in a process of its own: {what}")
+        self._step(f"exporting {self.eager.model} in a process of its own: {what}")
         path = folder / f"{len(self.attempts)}.pt2"
         words = [*given.arguments.split(), "--output", str(path), "--json"]
         end = self.words.index("--") if "--" in self.words else len(self.words)
         command = Export(("export", *self.words[:end], *words, *self.words[end:]))
         with VerifyWorker("exportkit.cli.repair", search_path="caller") as worker:
-            answer = worker.ask(command, Exported, doing="exporting the model", timeout=_SECONDS)
+            answer = worker.ask(command, Exported, doing="exporting the model", timeout=60 * MINUTES)
         if isinstance(answer, Failed):
             raise answer.exception()
         if not isinstance(answer, Exported):
@@ -218,17 +200,34 @@ class Repair:
         return str(error["message"])
 
     def _verify(self, path: Path) -> tuple[Report, VerifyOptions]:
+        """Verifies what was written twice, with other inputs, in memory that was filled before each call."""
         with PackageReader(path) as reader:
             digest, operators = reader.manifest_sha256, {each.name for each in reader.manifest.operators}
         libraries = named_libraries(self.eager, operators, self.progress)
         saved = str(self.eager.model).endswith(".pt2")
         eager = replace(self.eager, model=None if saved else self.eager.model, op_libraries=libraries)
-        options = VerifyOptions(against="cases" if saved else "both", eager=eager, seed=self.seed)
-        report = verify(path, options, unsigned=digest, progress=self.progress)
+        for seed in (self.seed, self.seed + 1):
+            options = VerifyOptions(against="cases" if saved else "both", eager=eager, seed=seed)
+            report = verify(path, options, unsigned=digest, progress=self.progress)
+            if report.failure is not None:
+                break
         if report.failure is not None and not isinstance(report.failure.verdict, _CODES_FAULT):
             said = f"the compiled code cannot be verified: {report.failure.verdict.message}"
             raise ExportError(said, hint="Without --repair, nothing is verified here.")
         return report, options
+
+    def _compare(self, wrong: Attempt, right: Attempt) -> None:
+        """Times the first case with the repair and without."""
+        found = []
+        for attempt in (right, wrong):
+            with PackageReader(attempt.path) as reader:
+                digest, some = reader.manifest_sha256, bool(reader.manifest.cases)
+            options = replace(attempt.verified, against="cases", cases=(0,) * _TIMED)
+            checks = verify(attempt.path, options, unsigned=digest, progress=self.progress).checks if some else ()
+            found.append(min((check.seconds for check in checks if check.seconds), default=0.0))
+        if all(found):
+            now, before = found
+            self.cost = f"{now * 1e3:.3g} ms for case 0, {now / before:.2f} of what it takes without (best of {_TIMED})"
 
     def _refusal(self, out: Path) -> ExportError:
         file = out.with_name(f"{out.name}.repair.txt")

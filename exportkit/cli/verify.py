@@ -201,8 +201,13 @@ def report_document(report: Report) -> dict[str, Any]:
     return {"ok": report.exit_code == 0, "exit_code": report.exit_code, **document}
 
 
-def print_report(report: Report) -> None:
-    """Prints the report: the checks of each target under its name, then the failures in full."""
+def print_report(report: Report, *, written: bool = True) -> None:
+    """Prints the report: the checks of each target under its name, then the failures in full.
+
+    Args:
+        report: The report.
+        written: Whether the artifact is there, for the commands that show a failure alone.
+    """
     versions = {"torch": report.torch, "ONNX Runtime": report.onnxruntime}
     ran_by = next((f"{name} {version}" for name, version in versions.items() if version), "not loaded")
     click.echo(f"{printable(report.artifact)}: {ran_by}")
@@ -222,7 +227,7 @@ def print_report(report: Report) -> None:
             of = f" of {check.target}" if check.target else ""
             click.echo(f"\n{check.against}, {printable(check.label)}{of}:")
             click.echo(printable_lines(check.verdict.message, "  | "))
-            if (again := _again(report, check)) is not None:
+            if written and (again := _again(report, check)) is not None:
                 click.echo(f"  {again}")
     if report.failure is not None:
         _print_failure(report, report.failure)
@@ -241,7 +246,7 @@ def _print_failure(report: Report, failure: Check) -> None:
     if not failure.wrong:
         click.echo("\n`verify --bisect` compares them node by node, along the decisions that eager takes.")
     elif any(check.wrong and check.target and check.against in ("cases", "eager") for check in report.checks):
-        click.echo("\n`verify --bisect` names the node, `export --repair` looks for options that make it right.")
+        click.echo("\n`verify --bisect` names the node, `export --repair` makes code that is right.")
     what = "FAILED" if failure.wrong else "CANNOT BE JUDGED"
     click.echo(f"\n{what}: {alike} of {len(report.checks)} checks; exit code {report.exit_code}")
 

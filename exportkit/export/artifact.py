@@ -13,6 +13,7 @@ import torch
 from exportkit.errors import ExportError
 from exportkit.export.compile.aot_inductor import compile_methods
 from exportkit.export.compile.compile_plan import CompilePlan
+from exportkit.export.compile.eager_kernels import check_places
 from exportkit.export.compile.program_weights import ProgramWeights
 from exportkit.export.export_options import CompileOptions, TraceOptions, check_name
 from exportkit.export.models.placement import usable_device
@@ -60,6 +61,7 @@ def export_aoti(
     device = usable_device(options.device)
     plan = CompilePlan.of(compile_options, device)
     traced = traced_model(model, out, options, device, progress)
+    check_places(plan.eager_kernels, [method.program for method in traced.methods])
     return write_compiled(traced, out, plan, version=options.version, progress=progress)
 
 

@@ -20,6 +20,9 @@ COMPILED_WITH = "exportkit.compiled_with"
 MISSED_KERNELS = "exportkit.missed_kernels"
 """The key of what is computed without the fast kernel that its weights could have: lines, as JSON."""
 
+EVERY = "aten"
+"""Stands for all of torch's operators among those that are left to eager's kernels."""
+
 REFUSED = "refused value: "
 """Begins the message of the error of a call that met a value which the code refuses (docs/adr/0074)."""
 
@@ -38,7 +41,7 @@ class GivenOptions:
 
     Attributes:
         inductor_config: Options of torch._inductor.config.
-        eager_kernels: Operators that the code leaves to eager's kernels.
+        eager_kernels: Operators that the code leaves to eager's kernels: all uses, or one, `operator@node`.
     """
 
     inductor_config: Mapping[str, Any] = field(default_factory=dict)
@@ -47,11 +50,6 @@ class GivenOptions:
     def encoded(self) -> str:
         """Returns it as JSON."""
         return json.dumps({"inductor_config": self.inductor_config, "eager_kernels": self.eager_kernels}, default=str)
-
-    def with_more(self, other: GivenOptions) -> GivenOptions:
-        """Adds other options, which override these."""
-        kernels = tuple(dict.fromkeys((*self.eager_kernels, *other.eager_kernels)))
-        return GivenOptions({**self.inductor_config, **other.inductor_config}, kernels)
 
     @property
     def plain(self) -> GivenOptions:
@@ -64,6 +62,18 @@ class GivenOptions:
         """Them as arguments of `exportkit export`."""
         given = [f"--inductor-config {name}={value}" for name, value in self.inductor_config.items()]
         return " ".join([*given, *(f"--eager-kernel {name}" for name in self.eager_kernels)])
+
+
+def leave_one(left: tuple[str, ...], place: str) -> tuple[str, ...]:
+    """Adds a place, such as `aten.div.Tensor@div_2`, to what is left to eager's kernels, if it is not.
+
+    That is all of its operator, if another place of it is left.
+    """
+    operator = place.partition("@")[0]
+    if {EVERY, operator, place} & {*left}:
+        return left
+    again = any(each.startswith(f"{operator}@") for each in left)
+    return (*left, operator if again else place)
 
 
 def compiled_with(reader: PackageReader, target: Target) -> GivenOptions:

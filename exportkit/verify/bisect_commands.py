@@ -57,12 +57,14 @@ class CutPoint(Message, frozen=True):
         operator: Its operator.
         where: The line of the model's code, or "".
         values: The names of the values that its result consists of.
+        place: What leaves it to eager's kernel, as `--eager-kernel` takes it; "" if there is none.
     """
 
     name: str
     operator: str
     where: str
     values: tuple[str, ...]
+    place: str
 
 
 class GraphRead(Message, frozen=True):

@@ -16,6 +16,7 @@ from exportkit.child.offline import go_offline
 from exportkit.errors import UsageError
 from exportkit.export.artifact import write_compiled, write_program
 from exportkit.export.compile.compile_plan import CompilePlan
+from exportkit.export.compile.eager_kernels import has_kernel
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.call_signature import BoundCall, describe_call
 from exportkit.export.models.eager_model import rebuild_eager
@@ -178,7 +179,14 @@ class Cutter:
 
 
 def _described(node: torch.fx.Node) -> CutPoint:
-    return CutPoint(node.name, str(node.target), where_traced(node), own_values(node))
+    return CutPoint(node.name, str(node.target), where_traced(node), own_values(node), _place(node))
+
+
+def _place(node: torch.fx.Node) -> str:
+    """Returns what leaves a node to eager's kernel: of a view or a conversion, which has none, what it is made from."""
+    while not has_kernel(node.target) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return f"{node.target}@{node.name}" if has_kernel(node.target) else ""
 
 
 def dynamic_texts(call: Call) -> list[str]:

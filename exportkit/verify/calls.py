@@ -66,9 +66,8 @@ class TargetCalls:
         from exportkit.runtime.case_tensors import read_case
 
         manifest, laid_out = self.reader.manifest, 0
-        for index, case in enumerate(manifest.cases):
-            if self.options.cases and index not in self.options.cases:
-                continue
+        for index in self.options.cases or range(len(manifest.cases)):
+            case = manifest.cases[index]
             edge_case = edge_case_in(self.reader, case)
             label = f"case {index} ({case_label(case, edge_case)})"
             self.progress(f"running {label} of {self.target}")

@@ -18,7 +18,7 @@ class VerifyOptions:
 
     Attributes:
         against: Compare with recorded cases, the eager model, or both. "both" skips an eager model that cannot be made.
-        cases: The numbers of the recorded cases to replay. Default: all.
+        cases: The numbers of the recorded cases to replay, each as often as it is named. Default: all.
         shapes: The number of sizes to compare with eager.
         rtol: Replaces, together with `atol`, the recorded tolerances of floating outputs.
         atol: See `rtol`.

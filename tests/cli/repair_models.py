@@ -1,11 +1,8 @@
-"""Models that Inductor gets wrong because torch's own hook or this file plants a bug."""
+"""Models that Inductor gets wrong by itself or by torch's own hook."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch._inductor import lowering
 
 from exportkit import ExportSpec
 
@@ -22,11 +19,13 @@ def relu() -> ExportSpec:
     return ExportSpec(Relu(), (torch.linspace(-1, 1, 64).reshape(2, 32),))
 
 
-def refused() -> ExportSpec:
-    """A model that does not compile: the lowering of its node raises."""
+class Rounded(torch.nn.Module):
+    """A product of float16 that becomes an integer."""
 
-    def raises(*args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("no such thing as relu")
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.half() * 3).to(torch.int32)
 
-    lowering.lowerings[torch.ops.aten.relu.default] = raises
-    return relu()
+
+def rounded() -> ExportSpec:
+    """A model that is wrong without a hook."""
+    return ExportSpec(Rounded(), (torch.arange(3000.0).reshape(3, 1000) - 1500,))

@@ -1,4 +1,4 @@
-"""`export --repair`: which options are tried, in which order, and what is said where they help and where none does."""
+"""`export --repair`: the node that is wrong is left to eager's kernel, and what is said where nothing helps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from exportkit.cli import main, repair
-from exportkit.cli.repair import remedies
 from exportkit.errors import CompilationError, ExportError
 from exportkit.package.archive import PackageReader
 from exportkit.package.compiled_with import GivenOptions, compiled_with
@@ -26,61 +25,42 @@ def _children_have_torchs_compiler() -> Iterator[None]:
         yield
 
 
-def test_what_costs_least_is_tried_first_and_what_leaves_all_to_eager_last() -> None:
-    tried = [what for what, _ in remedies("cpu")]
-    assert tried == [
-        "values rounded to their dtype, as eager does",
-        "the operator left to eager's kernel",
-        "no patterns replaced in the graph",
-        "nothing fused",
-        "no vector instructions written",
-        "all of these together",
-        "every operator left to eager's kernel",
-    ]
-    on_gpu = [what for what, _ in remedies("cuda:1")]
-    assert "reductions in one kernel" in on_gpu
-    assert "no vector instructions written" not in on_gpu
-
-
 def test_options_are_written_as_export_takes_them() -> None:
-    given = GivenOptions({"cpp.simdlen": 1}).with_more(GivenOptions({}, ("aten.amin.default",)))
-    assert given.arguments == "--inductor-config cpp.simdlen=1 --eager-kernel aten.amin.default"
+    given = GivenOptions({"cpp.simdlen": 1}, ("aten.amin.default@amin_2",))
+    assert given.arguments == "--inductor-config cpp.simdlen=1 --eager-kernel aten.amin.default@amin_2"
     assert GivenOptions({"cpp.cxx": ["/tmp/evil"], "cpp.simdlen": 1}).plain == GivenOptions({"cpp.simdlen": 1})
 
 
 @pytest.mark.process
-def test_wrong_code_is_repaired_at_its_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """torch's own hook makes relu wrong. Leaving the one operator to eager is the first candidate that helps."""
-    monkeypatch.setattr(repair, "REMEDIES", repair.REMEDIES[1:])
+def test_wrong_code_is_repaired_at_its_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """torch's own hook makes relu wrong."""
     out = tmp_path / "relu.pt2"
     config = "cpp.inject_relu_bug_TESTING_ONLY=accuracy"
     arguments = ["export", f"{MODELS}:relu", "-o", str(out), "--repair", "--inductor-config", config, "--cases", "1"]
     assert main([*arguments, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["repair"]
-    assert said["arguments"] == "--eager-kernel aten.relu.default"
+    assert said["arguments"] == "--eager-kernel aten.relu.default@relu"
     wrong, right = [attempt["result"] for attempt in said["attempts"]]
-    assert (wrong.partition(":")[0], right) == ("differs", "right")
+    assert wrong.startswith("tried no more options: differs: ")
+    assert right == "tried aten.relu.default@relu left to eager's kernel: right"
     assert said["places"][0].startswith("node 1 of 1, relu (aten.relu.default), repair_models.py:")
+    assert "ms for case 0, " in said["cost"]
     with PackageReader(out) as reader:
         remembered = compiled_with(reader, reader.manifest.targets[0])
-    assert remembered.eager_kernels == ("aten.relu.default",)
+    assert remembered.eager_kernels == ("aten.relu.default@relu",)
     assert main(["verify", str(out), "--against", "cases"]) == 0
     assert main(["inspect", str(out)]) == 0
-    assert "--eager-kernel aten.relu.default" in capsys.readouterr().out
+    assert "--eager-kernel aten.relu.default@relu" in capsys.readouterr().out
 
 
-@pytest.mark.process
-def test_an_operator_that_does_not_compile_is_left_to_eager(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(repair, "REMEDIES", repair.REMEDIES[1:])
-    out = tmp_path / "refused.pt2"
-    assert main(["export", f"{MODELS}:refused", "-o", str(out), "--repair", "--cases", "1"]) == 0
-    said = capsys.readouterr().out
-    assert "does not compile: AOTInductor could not compile the program at aten.relu.default, repair_models.py:" in said
-    assert "with --eager-kernel aten.relu.default" in said
+@pytest.mark.slow
+def test_a_conversion_that_is_wrong_leaves_what_it_converts(tmp_path: Path) -> None:
+    """torch computes float16 in float32, and makes integers of what was not rounded."""
+    out = tmp_path / "rounded.pt2"
+    assert main(["export", f"{MODELS}:rounded", "-o", str(out), "--repair", "--cases", "1"]) == 0
+    with PackageReader(out) as reader:
+        remembered = compiled_with(reader, reader.manifest.targets[0])
+    assert remembered == GivenOptions({}, ("aten.mul.Tensor@mul",))
 
 
 def _refusing(monkeypatch: pytest.MonkeyPatch, kind: type[ExportError], message: str) -> list[tuple[str, ...]]:
@@ -108,7 +88,7 @@ def test_where_nothing_helps_everything_that_was_tried_is_said(
     assert not out.exists()
     for text in (said, report):
         assert "tried no more options: does not compile: AOTInductor could not compile the program at aten.r" in text
-        assert "tried aten.relu.default left to eager's kernel: does not compile: AOTInductor" in text
+        assert "tried no patterns replaced in the graph: does not compile: AOTInductor" in text
         assert "tried every operator left to eager's kernel" in text
     assert "nothing that was tried makes the compiled code right" in said
     end = commands[-1].index("--")
@@ -116,6 +96,16 @@ def test_where_nothing_helps_everything_that_was_tried_is_said(
         *("export", "--name", "x", "-o", str(out), "--eager-kernel", "aten"),
         *("--output", commands[-1][end - 2], "--json", "--", f"{MODELS}:relu"),
     )
+
+
+def test_when_the_time_is_up_only_the_last_way_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(repair, "MINUTES", -1)
+    commands = _refusing(monkeypatch, CompilationError, "no")
+    main(["export", f"{MODELS}:relu", "--repair", "-o", str(tmp_path / "relu.pt2")])
+    assert ["--eager-kernel" in words for words in commands] == [False, True]
+    assert "tried every operator left to eager's kernel" in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_be_traced_is_no_matter_of_options(

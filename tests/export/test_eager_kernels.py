@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch._inductor.exc import LoweringException
+from torch._inductor import lowering
 
+from exportkit import ExportSpec
 from exportkit.errors import ExportError, UsageError
-from exportkit.export.compile.compile_failure import failed_operator
+from exportkit.export.artifact import export_aoti
+from exportkit.export.compile.compile_failure import failed_nodes
 from exportkit.export.compile.compile_plan import read_inductor_config
-from exportkit.export.compile.eager_kernels import _is_callable, read_eager_kernels, with_tensors
+from exportkit.export.compile.eager_kernels import (
+    _is_callable,
+    _values,
+    check_places,
+    read_eager_kernels,
+    with_tensors,
+)
+from exportkit.export.export_options import CompileOptions, TraceOptions
+from exportkit.export.models.resolved import EagerModel
+from exportkit.package.archive import PackageReader
+from exportkit.package.compiled_with import compiled_with, leave_one
+from exportkit.runtime.loader import load
 
 
 def test_names_of_operators_are_read_and_wrong_ones_refused() -> None:
@@ -63,7 +77,7 @@ def test_a_conversion_is_compiled_even_where_all_kernels_are_eagers() -> None:
     graph = torch.export.export(Narrow(), (torch.ones(3),)).run_decompositions().graph
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     assert torch.ops.aten._to_copy.default in {node.target for node in nodes}
-    assert {node.target for node in nodes if _is_callable(node)} == {torch.ops.aten.add.Tensor}
+    assert {node.target for node in nodes if _is_callable(node.target, _values(node))} == {torch.ops.aten.add.Tensor}
 
 
 @pytest.mark.parametrize("config", ["cpp.simdlen=1", "cpp.simdlen=8"])
@@ -76,13 +90,98 @@ def test_a_vectors_length_can_only_be_one(config: str) -> None:
             read_inductor_config({name: value})
 
 
-def test_the_operator_that_the_compiler_refused_is_read_from_its_error() -> None:
-    trace = '  File "/home/me/model.py", line 7, in forward\n    y = torch.relu(x)\n'
-    cause = LoweringException(ValueError("no"), torch.ops.aten.relu.default, [], {}, stack_trace=trace)
-    error = ExportError("AOTInductor could not compile the program")
-    error.__cause__ = cause
-    found = failed_operator(error)
-    assert found is not None
-    assert found.name == "aten.relu.default"
-    assert found.where.startswith("model.py:7 in forward")
-    assert failed_operator(ValueError("no")) is None
+def test_the_node_that_failed_is_found_on_the_stack() -> None:
+    def raises(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no")
+
+    graph = torch.fx.Graph()
+    node = graph.call_function(raises, (graph.placeholder("x"),))
+    graph.output(node)
+    with pytest.raises(ValueError, match="no") as caught:
+        torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(torch.ones(1))
+    outer = ExportError("AOTInductor could not compile the program")
+    outer.__cause__ = caught.value
+    assert failed_nodes(outer) == [node]
+    assert failed_nodes(ValueError("no")) == []
+
+
+class Two(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.relu(x) - 1)
+
+
+def test_a_place_is_a_node_of_the_graph_that_calls_the_operator() -> None:
+    program = torch.export.export(Two(), (torch.ones(3),))
+    places = read_eager_kernels(["aten.relu.default@relu_1", "relu.default@relu"])
+    assert places == ("aten.relu.default@relu_1", "aten.relu.default@relu")
+    check_places(places, [program])
+    with pytest.raises(UsageError, match=r"no node relu_2 that calls aten\.relu\.default") as caught:
+        check_places(["aten.relu.default@relu_2"], [program])
+    assert caught.value.hint == "It has aten.relu.default@relu, aten.relu.default@relu_1."
+    with pytest.raises(UsageError, match=r"no operator 'aten\.relu@relu'"):
+        read_eager_kernels(["aten.relu@relu"])
+
+
+def test_an_operator_that_fails_at_two_places_is_left_everywhere() -> None:
+    one = leave_one((), "aten.relu.default@relu")
+    assert one == ("aten.relu.default@relu",)
+    assert leave_one(one, "aten.relu.default@relu") == one
+    both = leave_one(one, "aten.relu.default@relu_1")
+    assert both == (*one, "aten.relu.default")
+    assert leave_one(both, "aten.relu.default@relu_2") == both
+    assert leave_one(("aten",), "aten.relu.default@relu_2") == ("aten",)
+
+
+class Everything(torch.nn.Module):
+    """Operators that torch takes apart, that take no tensor, or a size in place of one."""
+
+    def forward(self, x):
+        position = torch.arange(1, x.shape[0] + 1, dtype=x.dtype)[:, None]
+        halves = torch.nn.functional.glu(x.half().float() / x.shape[0], -1)
+        spectrum = torch.fft.rfft(x) / x.shape[0]
+        return torch.softmax(halves + position, -1), torch.layer_norm(x, x.shape[1:]).to(torch.int32), spectrum.abs()
+
+
+@pytest.mark.slow
+def test_code_that_leaves_every_operator_to_eager_compiles_and_agrees(tmp_path: Path) -> None:
+    out, x = tmp_path / "all.pt2", torch.rand(5, 8)
+    spec = ExportSpec(Everything(), (x,), dynamic_shapes={"x": {0: "n[2:64]"}})
+    export_aoti(spec, out, TraceOptions(cases=1, edge_cases=False), CompileOptions(eager_kernels=("aten",)))
+    with load(out, device="cpu") as model:
+        for given in (x, torch.rand(64, 8)):
+            for one, other in zip(model(given), Everything()(given), strict=True):
+                torch.testing.assert_close(one, other)
+
+
+class Spectrum(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x), torch.relu(x - 0.5), (torch.fft.rfft(x) / x.shape[0]).abs()
+
+
+@pytest.mark.slow
+def test_a_node_that_does_not_compile_is_left_to_eager_at_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's own: a complex quotient by a size. And one of two uses of an operator, whose lowering fails."""
+    relu = lowering.lowerings[torch.ops.aten.relu.default]
+    calls: list[Any] = []
+
+    def second_fails(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
+            raise NotImplementedError("no second relu")
+        return relu(*args)
+
+    monkeypatch.setitem(lowering.lowerings, torch.ops.aten.relu.default, second_fails)
+    out, x = tmp_path / "spectrum.pt2", torch.rand(5, 8)
+    said: list[str] = []
+    spec = ExportSpec(Spectrum(), (x,), dynamic_shapes={"x": {0: "n[2:64]"}})
+    export_aoti(EagerModel(spec), out, TraceOptions(cases=1, edge_cases=False), progress=said.append)
+    assert any("with eager's kernel of aten.relu.default, test_eager_kernels.py:" in line for line in said), said
+    with PackageReader(out) as reader:
+        left = compiled_with(reader, reader.manifest.targets[0]).eager_kernels
+    assert left == ("aten.relu.default@relu_1", "aten.div.Tensor@div")
+    with load(out, device="cpu") as model:
+        for given in (x, torch.rand(64, 8)):
+            for one, other in zip(model(given), Spectrum()(given), strict=True):
+                torch.testing.assert_close(one, other)

@@ -15,16 +15,18 @@ from hypothesis import strategies as st
 from torch._export.serde.serialize import GraphModuleSerializer
 from torch._inductor import config, sizevars
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+from torch._inductor.index_propagation import TypedExpr
 from torch._inductor.utils import parallel_num_threads
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils import _filelock
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from exportkit.errors import ExportError
 from exportkit.export.compile.aot_inductor import compile_methods
 from exportkit.export.compile.compile_plan import CompilePlan, read_inductor_config
-from exportkit.export.compile.inductor_changes import MODEL_LOCK, changed_inductor
+from exportkit.export.compile.inductor_changes import MODEL_LOCK, _holds_all, changed_inductor
 from exportkit.export.cpu_isas import default_cpu_isa
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolve import resolve
@@ -300,3 +302,29 @@ def test_a_machine_of_one_thread_writes_code_for_more() -> None:
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("factor", "dtype", "holds"),
+    [
+        (10**9, torch.int32, False),
+        (10**9, torch.int64, True),
+        (10**18, torch.int64, False),
+        (1, torch.int8, False),
+        (1, torch.int16, True),
+        (-1, torch.uint8, False),
+        (6, torch.float16, True),
+        (7, torch.float16, False),
+    ],
+)
+def test_a_position_is_an_expression_where_its_dtype_has_all_its_values(
+    factor: int, dtype: torch.dtype, holds: bool
+) -> None:
+    x = sympy.Symbol("x", integer=True)
+    assert _holds_all(TypedExpr(factor * x, dtype), {x: ValueRanges(0, 299)}) is holds
+
+
+def test_a_position_of_any_size_stays_an_expression_in_int64() -> None:
+    x = sympy.Symbol("x", integer=True, nonnegative=True)
+    assert _holds_all(TypedExpr(x + 1, torch.int64), {})
+    assert not _holds_all(TypedExpr(x + 1, torch.int32), {})

@@ -13,6 +13,18 @@ from torch import Tensor, nn
 from exportkit.spec import ExportSpec
 
 
+class SpectrumOfAnyLength(nn.Module):
+    """A complex spectrum divided by its length (pytorch#113444)."""
+
+    inputs = ("signal=float32[3,16]", "kernel=float32[3,6]")
+    dynamic = ("signal:1=length[8:64]",)
+
+    def forward(self, signal: Tensor, kernel: Tensor) -> Tensor:
+        n = 2 * signal.shape[1]
+        spectrum = torch.fft.rfft(kernel, n=n) / n
+        return torch.fft.irfft(torch.fft.rfft(signal, n=n) * spectrum, n=n, norm="forward")[:, : signal.shape[1]]
+
+
 class Numpy(nn.Module):
     """NumPy in the middle of the model."""
 

@@ -262,6 +262,20 @@ class IntegerExtremes(nn.Module):
         return pixels.amin(1), levels.amax(1), levels.argmax(1)
 
 
+class WrappingIntegers(nn.Module):
+    """Integers that wrap, and positions that do, as hashes of ids (pytorch#190764)."""
+
+    onnx = ""
+    inputs = ("ids=int32[11]",)
+    dynamic = ("ids:0=n[2:300]",)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mixed = ids * 1000003 + 12345
+        mixed = (mixed ^ (mixed >> 13)) * 1540483477
+        steps = torch.arange(0, ids.shape[0], dtype=torch.int32) * 1000000000
+        return (mixed + mixed).to(torch.int64), steps.to(torch.int64) + ids, mixed % 97
+
+
 class TiesInBfloat16(nn.Module):
     """The greatest after a division, counted in bfloat16 (pytorch#195214)."""
 

@@ -193,7 +193,7 @@ def test_nothing_is_searched_for_where_no_call_fails(chain: Path, capsys: pytest
 
 
 def _located(fails: Callable[[int], Outcome], errors: tuple[NodeError, ...] = ()) -> str:
-    points = tuple(CutPoint(f"n{cut}", "aten.relu.default", "", (f"n{cut}",)) for cut in range(4))
+    points = tuple(CutPoint(f"n{cut}", "aten.relu.default", "", (f"n{cut}",), "") for cut in range(4))
     return Located("case 1", {}, "cpu", points, bisect(4, fails), None, errors).message
 
 

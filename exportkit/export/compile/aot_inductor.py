@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
 from torch._inductor import config
 
-from exportkit.errors import CompilerError, ExportError
+from exportkit.errors import CompilerError
 from exportkit.export.compile.compile_key import compile_key
 from exportkit.export.compile.compile_plan import CompilePlan
 from exportkit.export.compile.compiled_cache import find_code, keep_code
@@ -34,9 +34,6 @@ from exportkit.package.manifest import Operator, Target, code_folder
 from exportkit.progress import Progress
 from exportkit.spec import FORWARD
 from exportkit.support import OLDEST_TORCH
-
-if TYPE_CHECKING:
-    from exportkit.export.compile.assumed_sizes import AssumedSizeError
 
 _NUMBERED = ("as_scalar_type", "as_layout", "as_memory_format")
 _NUMBERED_SINCE = "2.12"
@@ -167,7 +164,7 @@ def _code(
             progress("taking the code from the cache")
         else:
             # Imported late: these take seconds.
-            from exportkit.export.compile.assumed_sizes import AssumedSizeError
+            from exportkit.export.compile.compile_failure import UncompiledError
             from exportkit.export.compile.run_inductor import run_inductor
 
             left = tuple(plan.eager_kernels)
@@ -176,27 +173,12 @@ def _code(
                 try:
                     with weights.outside() if weights else nullcontext():
                         code = run_inductor(program, device, options, left_to_eager=left, keep=plan.cache, tf32=tf32)
-                except AssumedSizeError as error:
-                    left = (*left, _left_to_eager(error, left))
-                    progress(f"compiling with eager's kernel of {error.at}: {error}")
+                except UncompiledError as failed:
+                    left = failed.left_to_eager(left)
+                    progress(f"compiling with eager's kernel of {failed.at}: {failed}")
             if key and (reason := keep_code(key, code, weights)):
                 progress(f"the code is not kept in the cache: {reason}")
     return _target(device, cpu_isa, ptx, code.files), [*code.files], code.constants
-
-
-def _left_to_eager(error: AssumedSizeError, left: Sequence[str]) -> str:
-    """Returns the operator that is left to eager's kernel.
-
-    Raises:
-        ExportError: There is none, or it was left to eager already.
-    """
-    if error.operator is None or error.operator in left:
-        raise ExportError(
-            f"torch's compiler fixes a size that was declared to vary{f' at {error.at}' if error.at else ''}: its code "
-            f"would be right only where {error.condition}",
-            hint="Narrow the range with --dynamic, or write that line otherwise. `--format program` works for all.",
-        ) from error
-    return error.operator
 
 
 def _library(files: Sequence[Path]) -> Path:

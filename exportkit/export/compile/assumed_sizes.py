@@ -12,9 +12,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
-from exportkit.export.compile.compile_failure import FailedOperator
-from exportkit.export.compile.eager_kernels import has_kernel
-from exportkit.export.models.source_lines import where_traced
+from exportkit.errors import ExportError
 from exportkit.export.sizes.guards import placed_relation
 from exportkit.export.sizes.tried_sizes import Ranges, counterexamples
 from exportkit.export.torch_patches.patched import DOOR, patched
@@ -23,26 +21,17 @@ _ASKING = ("/symbolic_shapes.py", "/sym_node.py", "/recording.py", "/torch/__ini
 
 
 class AssumedSizeError(BaseException):
-    """Code would be right for some of the declared sizes alone. No `except Exception` of torch's catches it.
+    """Code would be right for some of the declared sizes alone. No `except Exception` of torch's catches it."""
 
-    Attributes:
-        condition: What the sizes would have to be.
-        node: What is compiled there, if that is known.
-    """
+    def __init__(self, condition: str) -> None:
+        super().__init__(f"its code would be right only where {condition}")
 
-    def __init__(self, condition: str, node: torch.fx.Node | None) -> None:
-        self.condition, self._node = condition, node
-        super().__init__(f"it would be right only where {condition}")
-
-    @property
-    def operator(self) -> str | None:
-        """The operator, if eager's kernel can be called in place of the code."""
-        return str(self._node.target) if self._node is not None and has_kernel(self._node.target) else None
-
-    @property
-    def at(self) -> str:
-        """The operator and the line of the model, or ""."""
-        return str(FailedOperator(str(self._node.target), where_traced(self._node))) if self._node is not None else ""
+    def refusal(self, at: str) -> ExportError:
+        """Returns what is said where eager's kernels do not help."""
+        return ExportError(
+            f"torch's compiler fixes a size that was declared to vary{f' at {at}' if at else ''}: {self}",
+            hint="Narrow the range with --dynamic, or write that line otherwise. `--format program` works for all.",
+        )
 
 
 @contextmanager
@@ -58,27 +47,18 @@ def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
         for symbol, range_ in program.range_constraints.items()
         if isinstance(range_.lower, sympy.Integer) and isinstance(range_.upper, sympy.Integer) and range_.upper >= 2
     }
-    last: torch.fx.Node | None = None
 
     def looking(log_guard: Callable[..., None]) -> Callable[..., None]:
         def look(env: ShapeEnv, prefix: str, guard: Any, *rest: Any, **named: Any) -> None:
             symbols: set[sympy.Symbol] = getattr(guard, "free_symbols", set())
             declared = prefix == "eval" and symbols and symbols <= ranges.keys()  # else checked where code runs
             if declared and not _of_layout(guard) and counterexamples(guard, ranges):
-                raise AssumedSizeError(placed_relation(guard, env), last)
+                raise AssumedSizeError(placed_relation(guard, env))
             log_guard(env, prefix, guard, *rest, **named)
 
         return look
 
-    def noting(run: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(interpreter: torch.fx.Interpreter, node: torch.fx.Node) -> Any:
-            nonlocal last
-            last = node if node.op == "call_function" else None
-            return run(interpreter, node)
-
-        return noted
-
-    with patched("ShapeEnv._log_guard", looking), patched("Interpreter.run_node", noting):
+    with patched("ShapeEnv._log_guard", looking):
         try:
             yield
         except Exception as error:
@@ -87,7 +67,7 @@ def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
                 cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
             if cause is None:
                 raise
-            raise AssumedSizeError(str(cause.cond), last) from error
+            raise AssumedSizeError(str(cause.cond)) from error
 
 
 def _of_layout(condition: sympy.Basic) -> bool:

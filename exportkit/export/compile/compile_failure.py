@@ -1,39 +1,60 @@
-"""Finds the operator that Inductor failed at, or wrote code for that does not compile."""
+"""Finds the nodes that Inductor failed at, or wrote code for that does not compile."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor import exc
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
-from torch._inductor.scheduler import Scheduler
+from torch._inductor.scheduler import BaseSchedulerNode, Scheduler
 
-from exportkit.export.models.source_lines import where_listed, where_traced
+from exportkit.errors import ExportError
+from exportkit.export.models.source_lines import where_traced
 from exportkit.export.torch_patches.patched import all_patched
+from exportkit.package.compiled_with import leave_one
 
-_TARGET = re.compile(r"^\s*target: (\S+)$", re.MULTILINE)
 _REFUSED = re.compile(r"^(model\.\w+\.cpp):(\d+):\d+: error: (.+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class FailedOperator:
-    """An operator, such as `aten.amin.default`, and the line of the model's code, or ""."""
-
-    name: str
-    where: str
-
-    def __str__(self) -> str:
-        return f"{self.name}, {self.where}" if self.where else self.name
+def described(node: torch.fx.Node) -> str:
+    """Returns an operator and the line of the model's code that it comes from, if that is known."""
+    where = where_traced(node)
+    return f"{node.target}, {where}" if where else str(node.target)
 
 
-def failed_operator(error: BaseException | None) -> FailedOperator | None:
-    """Returns the operator whose lowering raised; None if the compiler failed later, or does not say where.
+class UncompiledError(Exception):
+    """The program was not compiled. Its text is the reason.
+
+    Attributes:
+        refusal: What is said of it, if nothing helps.
+        places: What may be left to eager's kernels then, as `read_eager_kernels` reads it.
+        at: The operator and the line of the model, or "".
+    """
+
+    def __init__(self, said: str, refusal: ExportError, at: str, places: Iterable[str]) -> None:
+        self.refusal, self.at, self.places = refusal, at, tuple(places)
+        super().__init__(said)
+
+    def left_to_eager(self, left: Sequence[str]) -> tuple[str, ...]:
+        """Returns what is left to eager then.
+
+        Raises:
+            ExportError: Nothing more can be.
+        """
+        more = reduce(leave_one, self.places, tuple(left))
+        if more == tuple(left):
+            raise self.refusal from self.__cause__
+        return more
+
+
+def failed_nodes(error: BaseException | None) -> list[torch.fx.Node]:
+    """Returns the nodes that torch was at when it raised: the innermost ones of its stack, several of a fused kernel.
 
     Args:
         error: What compiling raised. Its causes are looked at, too.
@@ -41,12 +62,19 @@ def failed_operator(error: BaseException | None) -> FailedOperator | None:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        inner = getattr(error, "inner_exception", None)
-        for each in (inner, error):
-            if isinstance(each, exc.LoweringException) and (found := _TARGET.search(str(each))):
-                return FailedOperator(found[1], where_listed(str(each)))
-        error = inner or error.__cause__ or error.__context__
-    return None
+        for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
+            for value in frame.f_locals.values():
+                if found := _nodes(value):
+                    return found
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return []
+
+
+def _nodes(value: object) -> list[torch.fx.Node]:
+    if isinstance(value, BaseSchedulerNode):
+        value = [origin for part in value.get_nodes() if part.node for origin in part.node.get_origins()]
+    nodes = value if isinstance(value, list) else [value]
+    return [node for node in nodes if isinstance(node, torch.fx.Node) and node.op == "call_function"]
 
 
 @contextmanager
@@ -75,8 +103,8 @@ def noted_lines() -> Iterator[Mapping[str, torch.fx.Node]]:
         yield written
 
 
-def wrong_code(said: str, written: Mapping[str, torch.fx.Node], folder: Path) -> tuple[str, str] | None:
-    """Returns what is wrong with generated C++, and the operator that it was written for with its line, or "".
+def wrong_code(said: str, written: Mapping[str, torch.fx.Node], folder: Path) -> tuple[str, list[torch.fx.Node]] | None:
+    """Returns what is wrong with generated C++, and the node that it was written for, if that is known.
 
     Args:
         said: What the C++ compiler said.
@@ -90,6 +118,5 @@ def wrong_code(said: str, written: Mapping[str, torch.fx.Node], folder: Path) ->
     if match is None:
         return None
     line = (folder / match[1]).read_text().splitlines()[int(match[2]) - 1].strip()
-    node = written.get(line)
-    at = str(FailedOperator(str(node.target), where_traced(node))) if node else ""
-    return f"torch {torch.__version__} wrote C++ code that does not compile: {match[3]}\n    {line}", at
+    nodes = [written[line]] if line in written else []
+    return f"torch {torch.__version__} wrote C++ code that does not compile: {match[3]}\n    {line}", nodes

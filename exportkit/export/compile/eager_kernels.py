@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.fx import traceback
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.errors import UsageError
 from exportkit.export.torch_patches.patched import all_patched
+from exportkit.package.compiled_with import EVERY
 
-EVERY = "aten"
-"""Stands for all of torch's operators."""
-
-_NAME = re.compile(r"(?:aten(?:\.|::))?(\w+)(?:\.(\w+))?")
+_NAME = re.compile(r"(?:aten(?:\.|::))?(\w+)(?:\.(\w+)(@\w+)?)?")
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 _Table = Mapping[Any, Callable[..., Any]]
 
 # Every kernel of a conversion rounds in the same way, and torch 2.11's C interface gives it a wrong dtype.
@@ -26,6 +26,8 @@ _CONVERSION = torch.ops.aten._to_copy.default
 
 def read_eager_kernels(given: Sequence[str]) -> tuple[str, ...]:
     """Reads names of torch's operators, such as `aten.amin` (all its overloads) or `aten.div.Tensor`; `aten` is all.
+
+    `aten.div.Tensor@div_2` is the one of these at a place: the node of that name in the exported graph.
 
     Raises:
         UsageError: torch has no such operator.
@@ -47,14 +49,40 @@ def read_eager_kernels(given: Sequence[str]) -> tuple[str, ...]:
         overloads = packet.overloads()
         if match[2] is not None and match[2] not in overloads:
             raise UsageError(f"aten.{match[1]} has no overload {match[2]!r}", hint=f"It has {', '.join(overloads)}.")
-        found += [f"aten.{match[1]}.{name}" for name in ([match[2]] if match[2] else overloads)]
+        found += [f"aten.{match[1]}.{name}{match[3] or ''}" for name in ([match[2]] if match[2] else overloads)]
     return tuple(dict.fromkeys(found))
+
+
+def check_places(left: Sequence[str], programs: Iterable[torch.export.ExportedProgram]) -> None:
+    """Checks that programs have the nodes that are left to eager.
+
+    Raises:
+        UsageError: There is no such node.
+    """
+    places = [_place(node) for program in programs for node in program.graph.nodes]
+    for given in (text for text in left if "@" in text and text not in places):
+        operator, _, name = given.partition("@")
+        others = ", ".join([place for place in places if place.startswith(f"{operator}@")][:8])
+        hint = f"It has {others}." if others else f"It never calls {operator}."
+        raise UsageError(f"the graph has no node {name} that calls {operator}", hint=hint)
+
+
+def can_leave(node: torch.fx.Node, program: torch.export.ExportedProgram) -> Iterator[str]:
+    """Yields what leaves a node to eager, as `read_eager_kernels` reads it, if there is a kernel.
+
+    That is the node of the program that it was made from, or its operator, if there is none, as in a branch's graph.
+    """
+    nodes = {_place(each): each for each in program.graph.nodes}
+    made_from = [f"{source.target}@{source.name}" for source in _sources(node.meta.get("from_node") or ())]
+    place = next((each for each in reversed(made_from) if each in nodes), None)
+    if has_kernel(node.target) or (place is not None and has_kernel(nodes[place].target)):
+        yield place or str(node.target)
 
 
 def eager_kernels(operators: Sequence[str]) -> AbstractContextManager[None]:
     """Lets the compiled code call eager's kernels for these operators while the block runs.
 
-    An operator that torch takes apart is called whole, if it has a kernel; if not, its parts are left to eager. Inputs
+    An operator that torch takes apart is called whole, if code can call it; if not, its parts are left to eager. Inputs
     and results are then stored in their own dtypes: nothing is fused with such an operator. `with_tensors` comes first.
 
     Args:
@@ -73,9 +101,8 @@ def eager_kernels(operators: Sequence[str]) -> AbstractContextManager[None]:
 
     def forced(falls_back: Callable[..., bool]) -> Callable[..., bool]:
         def decided(node: torch.fx.Node, *args: Any, **kwargs: Any) -> bool:
-            return (_comes_from(node.target, node.meta, left) and _is_callable(node)) or falls_back(
-                node, *args, **kwargs
-            )
+            leaves = _comes_from(node.target, node.meta, left) and _is_callable(node.target, _values(node))
+            return leaves or falls_back(node, *args, **kwargs)
 
         return decided
 
@@ -92,36 +119,40 @@ def with_tensors(module: torch.fx.GraphModule, operators: Sequence[str]) -> None
         operators: What `read_eager_kernels` returned.
     """
     left = frozenset(operators)
-    for node in [node for node in module.graph.nodes if _comes_from(node.target, {}, left) and has_kernel(node.target)]:
-        for position in _numbers(node):
-            given = node.args[position]
+    named = [node for node in module.graph.nodes if {EVERY, str(node.target), _place(node)} & left]
+    for node in filter(lambda each: has_kernel(each.target), named):
+        for position in _numbers(node.target, _values(node)):
+            given, number = node.args[position], _values(node)[position]
             with module.graph.inserting_before(node):
                 made = module.graph.call_function(
-                    torch.ops.aten.full.default, ([], given), {"dtype": _dtype(given, node), "device": _device(node)}
+                    torch.ops.aten.full.default, ([], given), {"dtype": _dtype(number, node), "device": _device(node)}
                 )
             node.update_arg(position, made)
     module.recompile()
 
 
-def _is_callable(node: torch.fx.Node) -> bool:
-    """Whether the code can call a node's kernel: it takes a tensor, and no number in place of one."""
-    takes = any(isinstance(each.meta.get("val"), torch.Tensor) for each in node.all_input_nodes)
-    return takes and has_kernel(node.target) and not _numbers(node) and node.target != _CONVERSION
+def _is_callable(target: Any, args: Sequence[Any]) -> bool:
+    """Whether the code can call an operator's kernel: it takes a tensor, and no number in place of one."""
+    takes = any(isinstance(each, torch.Tensor) for each in tree_leaves(args))
+    return takes and has_kernel(target) and not _numbers(target, args) and target != _CONVERSION
 
 
-def _numbers(node: torch.fx.Node) -> list[int]:
+def _values(node: torch.fx.Node) -> tuple[Any, ...]:
+    return tree_map_only(torch.fx.Node, lambda each: each.meta.get("val"), node.args)
+
+
+def _numbers(target: torch._ops.OpOverload, args: Sequence[Any]) -> list[int]:
     """Returns the positions of the arguments that are numbers, though the operator takes tensors."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]  # the target is an operator
-    arguments = zip(range(len(node.args)), node.args, schema)
-    return [n for n, given, wanted in arguments if str(wanted.type) == "Tensor" and isinstance(given, (int, float))]
+    wanted = zip(args, target._schema.arguments)
+    return [n for n, (given, each) in enumerate(wanted) if str(each.type) == "Tensor" and isinstance(given, _NUMBERS)]
 
 
 def _dtype(number: float, node: torch.fx.Node) -> torch.dtype:
     """Returns the dtype of a tensor that changes the result's dtype as little as the number does."""
-    if not isinstance(number, float):
+    if not isinstance(number, (float, torch.SymFloat)):
         return torch.bool if isinstance(number, bool) else torch.int64
-    values = [each.meta.get("val") for each in node.all_input_nodes]
-    floating = any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in values)
+    values = [each for each in tree_leaves(_values(node)) if isinstance(each, torch.Tensor)]
+    floating = any(each.is_floating_point() or each.is_complex() for each in values)
     return torch.float64 if floating else torch.get_default_dtype()
 
 
@@ -133,7 +164,7 @@ def _unless_left(operator: Any, take_apart: Callable[..., Any], left: frozenset[
     """Takes an operator apart, unless it or what it comes from is left to eager."""
 
     def decide(*args: Any, **kwargs: Any) -> Any:
-        if _is_aten(operator) and _comes_from(operator, traceback.get_current_meta(), left):
+        if _comes_from(operator, traceback.get_current_meta(), left) and _is_callable(operator, args):
             return NotImplemented
         return take_apart(*args, **kwargs)
 
@@ -144,7 +175,11 @@ def _comes_from(target: Any, meta: Mapping[str, Any], left: frozenset[str]) -> b
     """Tells whether a node is one of the operators, or was made from one."""
     if EVERY in left or str(target) in left or str(meta.get("original_aten")) in left:
         return True
-    return any(source.target in left for source in _sources(meta.get("from_node") or ()))
+    return any({s.target, f"{s.target}@{s.name}"} & left for s in _sources(meta.get("from_node") or ()))
+
+
+def _place(node: torch.fx.Node) -> str:
+    return f"{node.target}@{node.name}"
 
 
 def _sources(sources: Sequence[Any]) -> Iterator[Any]:
@@ -153,14 +188,9 @@ def _sources(sources: Sequence[Any]) -> Iterator[Any]:
         yield from _sources(source.from_node)
 
 
-def _is_aten(target: Any) -> bool:
-    """Whether an operator has kernels in C++ that compiled code can call: those of `prims` are Python's."""
-    return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
-
-
 def has_kernel(target: Any) -> bool:
     """Whether an operator computes tensors. A view computes nothing, and needs no kernel."""
-    if not _is_aten(target):
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":  # kernels of prims are Python's
         return False
     returns = target._schema.returns
     return bool(returns) and all("Tensor" in str(each.type) and each.alias_info is None for each in returns)

@@ -15,8 +15,11 @@ from torch._inductor import config, ir, lowering
 from torch._inductor.codegen.common import DeferredLine
 from torch._inductor.codegen.cpp import CppKernel, CppVecKernel
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, cexpr_index
+from torch._inductor.index_propagation import IndexPropagation, IndexPropVar, TypedExpr
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import bound_sympy
 
 from exportkit.export.compile.cascade_sums import cascade_sums
 from exportkit.export.compile.operator_calls import operator_calls
@@ -48,6 +51,7 @@ def changed_inductor() -> Iterator[None]:
             cascade_sums,
             reduction_tiling,
             _sums_at_one_place,
+            _positions_that_wrap,
             _slices_with_two_ends,
             _kernels_of_libraries,
             values_before_writes,
@@ -181,6 +185,36 @@ def _sums_at_one_place() -> AbstractContextManager[None]:
         return stored
 
     return patched("CppVecKernel.store", with_numbers)
+
+
+def _positions_that_wrap() -> AbstractContextManager[None]:
+    """Lets what is computed from a position wrap, as in `arange(n, dtype=torch.int32) * 10 ** 9`, and round.
+
+    Inductor computes with positions as with numbers that have no limits, whatever their dtype.
+    """
+
+    def within_dtype(propagate: Callable[..., IndexPropVar]) -> Callable[..., IndexPropVar]:
+        def propagated(handler: IndexPropagation, name: str, args: Any, kwargs: Any) -> IndexPropVar:
+            found = propagate(handler, name, args, kwargs)
+            kept = not found.is_symbolic or _holds_all(found.value, dict(handler.var_to_range))
+            return found if kept else handler.fallback(name, args, kwargs)  # type: ignore[return-value]
+
+        return propagated
+
+    return patched("IndexPropagation.propagate_sympy", within_dtype)
+
+
+def _holds_all(value: TypedExpr, ranges: dict[sympy.Symbol, Any]) -> bool:
+    """Returns whether a dtype has all values of an expression; int64 those of sizes that are declared without end."""
+    if value.is_constant() or value.dtype is torch.bool:
+        return True
+    found = bound_sympy(sympy.sympify(value.expr), ranges)
+    if value.dtype.is_floating_point:
+        greatest = 2 / torch.finfo(value.dtype).eps
+        return bool(-greatest <= found.lower and found.upper <= greatest)
+    limits = torch.iinfo(value.dtype)
+    endless = value.dtype is torch.int64 and {int_oo, -int_oo} & {found.lower, found.upper}
+    return bool(endless) or bool(limits.min <= found.lower and found.upper <= limits.max)
 
 
 def _slices_with_two_ends() -> AbstractContextManager[None]:

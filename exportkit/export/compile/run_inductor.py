@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,10 @@ from torch._inductor import exc
 from torch.utils._pytree import tree_structure
 
 from exportkit.errors import CompilerError
-from exportkit.export.compile.assumed_sizes import no_assumed_sizes
-from exportkit.export.compile.compile_failure import failed_operator, noted_lines, wrong_code
+from exportkit.export.compile.assumed_sizes import AssumedSizeError, no_assumed_sizes
+from exportkit.export.compile.compile_failure import UncompiledError, described, failed_nodes, noted_lines, wrong_code
 from exportkit.export.compile.compiled_cache import Code
-from exportkit.export.compile.eager_kernels import eager_kernels, with_tensors
+from exportkit.export.compile.eager_kernels import can_leave, eager_kernels, with_tensors
 from exportkit.export.compile.empty_attention import attention_of_any_length
 from exportkit.export.compile.guarded_indices import guarded_indices
 from exportkit.export.compile.inductor_changes import changed_inductor, opaque_operators_stay_whole
@@ -64,9 +64,8 @@ def run_inductor(
         tf32: Whether the code may use TF32.
 
     Raises:
-        AssumedSizeError: The code would be right for some of the declared sizes alone.
+        UncompiledError: AOTInductor refused the program, or wrote code that is wrong or does not compile.
         CompilerError: The C++ compiler does not work.
-        ExportError: AOTInductor refused the program, or wrote code that does not compile.
     """
     compile_with = partial(_compiled, program, device, options, left_to_eager, keep=keep, tf32=tf32)
     try:
@@ -122,22 +121,8 @@ def _compiled(
             contexts.enter_context(guarded_indices())
             contexts.enter_context(no_assumed_sizes(program))
             files = torch._inductor.aot_compile(module, args, kwargs, options=options)
-    except Exception as error:
-        # Inductor raises its own errors, wrapped or not, and a custom operator's fake kernel may raise anything.
-        cause = getattr(error, "inner_exception", None) or error
-        if isinstance(cause, RefusesValuesError):
-            raise cause from None
-        refuse_full_disk(cause)
-        if isinstance(cause, (exc.CppCompileError, exc.InvalidCxxCompiler)):
-            if (wrong := wrong_code(str(cause), written, folder)) is None:
-                raise CompilerError(
-                    f"the C++ compiler refused the generated code: {last_lines(str(cause), 8)}",
-                    hint="`exportkit doctor` shows which compiler is used. Set CXX to use another one.",
-                ) from error
-            said, at = wrong
-        else:
-            said, at = raised_text(cause), str(failed_operator(error) or where_listed(str(cause)))
-        raise refused_by_compiler(said, program, at) from error
+    except (Exception, AssumedSizeError) as error:
+        raise _uncompiled(error, program, written, folder) from error
     paths: list[Path] = []
     constants: dict[str, torch.Tensor] = {}
     for file in files:  # type: ignore[union-attr]  # with aot_inductor.package it is a list
@@ -146,6 +131,30 @@ def _compiled(
         else:
             paths.append(Path(str(file)))
     return Code(paths, constants)
+
+
+def _uncompiled(
+    error: BaseException, program: torch.export.ExportedProgram, written: Mapping[str, torch.fx.Node], folder: Path
+) -> Exception:
+    """Explains what Inductor raised."""
+    # Inductor raises its own errors, wrapped or not, and a custom operator's fake kernel may raise anything.
+    cause = getattr(error, "inner_exception", None) or error
+    if isinstance(cause, RefusesValuesError):
+        return cause
+    refuse_full_disk(cause)
+    fixes = cause if isinstance(cause, AssumedSizeError) else None
+    nodes, said = failed_nodes(error), str(fixes or raised_text(cause))
+    if isinstance(cause, (exc.CppCompileError, exc.InvalidCxxCompiler)):
+        if (wrong := wrong_code(str(cause), written, folder)) is None:
+            return CompilerError(
+                f"the C++ compiler refused the generated code: {last_lines(str(cause), 8)}",
+                hint="`exportkit doctor` shows which compiler is used. Set CXX to use another one.",
+            )
+        said, nodes = wrong
+    at = described(nodes[0]) if nodes else where_listed(str(cause))
+    refusal = fixes.refusal(at) if fixes else refused_by_compiler(said, program, at)
+    places = [place for node in nodes for place in can_leave(node, program)]
+    return UncompiledError(said, refusal, at, places)
 
 
 def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -43,6 +43,7 @@ def compiling_for(isa: str | None) -> Iterator[dict[str, Any]]:
 def _with_flags(march: str | None) -> Callable[[Any], Any]:
     """Adds flags to torch's own. `march` takes the place of "native"; None: torch knows it.
 
+    Integers wrap, as eager's do: what overflows is undefined in C++ (docs/upstream/wrapping-integers.md).
     g++ makes some symbols unique in the process, among them a pointer of torch's that a model with integer divisions
     writes in each call, so that all models would share it. And the dynamic linker never unmaps a library that has one.
     """
@@ -52,7 +53,7 @@ def _with_flags(march: str | None) -> Callable[[Any], Any]:
             cflags, ldflags = original(*args, **kwargs)
             if march is not None:
                 cflags = [flag for flag in cflags if flag != "march=native"] + [f"march={march}"] * bool(march)
-            return [*cflags, *(["fno-gnu-unique"] if cpp_builder.is_gcc() else [])], ldflags
+            return [*cflags, "fwrapv", *(["fno-gnu-unique"] if cpp_builder.is_gcc() else [])], ldflags
 
         return flags
 

@@ -256,6 +256,11 @@ _TABLE = (
         {"torch._inductor.codegen.cpp:CppVecKernel.store": "(self, name, index, value, mode=...)"},
     ),
     *_patches(
+        "What is computed from a position wraps, and rounds, as its dtype does.",
+        "docs/upstream/wrapping-integers.md",
+        {"torch._inductor.index_propagation:IndexPropagation.propagate_sympy": "(self, name, args, kwargs)"},
+    ),
+    *_patches(
         "A reduction over rows takes several vectors of a row at a time, and reads whole lines of the cache.",
         "docs/upstream/reductions-over-rows.md",
         {
@@ -343,7 +348,7 @@ _TABLE = (
         {"torch.utils._filelock:FileLock": ANY},
     ),
     *_patches(
-        "Code is for the chosen instruction set, before torch 2.13, and can be unloaded.",
+        "Integers wrap; code can be unloaded, and is for the chosen instruction set, before torch 2.13.",
         "https://github.com/pytorch/pytorch/pull/184297",
         {"torch._inductor.cpp_builder:_get_optimization_cflags": "(cpp_compiler, min_optimize=...)"},
     ),
