@@ -209,9 +209,9 @@ class Repair:
         for seed in (self.seed, self.seed + 1):
             options = VerifyOptions(against="cases" if saved else "both", eager=eager, seed=seed)
             report = verify(path, options, unsigned=digest, progress=self.progress)
-            if report.failure is not None:
+            if report.wrong:
                 break
-        if report.failure is not None and not isinstance(report.failure.verdict, _CODES_FAULT):
+        if report.wrong and report.failure and not isinstance(report.failure.verdict, _CODES_FAULT):
             said = f"the compiled code cannot be verified: {report.failure.verdict.message}"
             raise ExportError(said, hint="Without --repair, nothing is verified here.")
         return report, options
