@@ -25,7 +25,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import tools.more_models  # noqa: F401 (adds to the catalogue)
+import tools.modern_models
+import tools.more_models  # noqa: F401 (both add to the catalogue)
 from tools.generated import in_lines
 from tools.model_catalogue import CATALOGUE, Model
 
