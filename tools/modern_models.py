@@ -9,17 +9,23 @@ from torch import Tensor
 
 from exportkit import ExportSpec
 from tools.model_catalogue import (
-    PATCHES, SIDES, SMALL, SPECIAL, TEXT, VOCABULARY, decoder, hugging_face, image, model, text_encoder, tokens, vision,
+    PATCHES,
+    SIDES,
+    SMALL,
+    SPECIAL,
+    TEXT,
+    VOCABULARY,
+    batched,
+    decoder,
+    hugging_face,
+    image,
+    model,
+    text_encoder,
+    tokens,
+    vision,
 )  # fmt: skip
 
-BATCH = "batch[1:8]"
-
-
-def batched(module: torch.nn.Module, sizes: dict[str, dict[int, str]] | None = None, **inputs: Any) -> ExportSpec:
-    """Returns a model whose tensors have the batch first, and further dimensions that vary."""
-    tensors = [name for name, value in inputs.items() if isinstance(value, Tensor)]
-    shapes = {name: {0: BATCH, **(sizes or {}).get(name, {})} for name in tensors}
-    return ExportSpec(model=module, example_kwargs=inputs, dynamic_shapes=shapes)
+STAGES = ["stage1", "stage2", "stage3", "stage4"]
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -176,28 +182,24 @@ def regnet() -> ExportSpec:
 @model("UperNet", "segmentation", "transformers")
 def upernet() -> ExportSpec:
     settings = {"hidden_size": 16, "pool_scales": [1, 2], "auxiliary_in_channels": 24, "auxiliary_channels": 8}
-    return vision("UperNetForSemanticSegmentation", "UperNetConfig", 64, backbone_config=small_convnext(), **settings)
+    backbone = {"model_type": "convnext", "hidden_sizes": [8, 16, 24, 32], "depths": [1] * 4, "out_features": STAGES}
+    return vision("UperNetForSemanticSegmentation", "UperNetConfig", 64, backbone_config=backbone, **settings)
 
 
-def small_convnext() -> dict[str, Any]:
-    stages = ["stage1", "stage2", "stage3", "stage4"]
-    return {"model_type": "convnext", "hidden_sizes": [8, 16, 24, 32], "depths": [1] * 4, "out_features": stages}
-
-
-def small_resnet(*stages: str) -> dict[str, Any]:
+def small_resnet(model_type: str = "resnet") -> dict[str, Any]:
+    """Returns the configuration of a backbone that gives features of three sizes."""
     sizes = {"embedding_size": 16, "hidden_sizes": [16, 16, 32, 32], "depths": [1] * 4}
-    return {"model_type": "resnet", **sizes, "layer_type": "basic", "out_features": list(stages)}
+    return {"model_type": model_type, **sizes, "layer_type": "basic", "out_features": STAGES[1:]}
 
 
 @model("Mask2Former", "segmentation", "transformers")
 def mask2former() -> ExportSpec:
     swin = {"model_type": "swin", "image_size": 64, "embed_dim": 8, "depths": [1] * 4, "num_heads": [1, 2, 2, 4]}
-    stages = ["stage1", "stage2", "stage3", "stage4"]
     sizes = {"feature_size": 32, "mask_feature_size": 32, "hidden_dim": 32, "encoder_feedforward_dim": 32}
     layers = {"encoder_layers": 1, "decoder_layers": 2, "num_attention_heads": 2, "dim_feedforward": 32}
     return vision(
         "Mask2FormerForUniversalSegmentation", "Mask2FormerConfig", 64, num_queries=5, **sizes, **layers,
-        backbone_config={**swin, "window_size": 4, "patch_size": 2, "out_features": stages},
+        backbone_config={**swin, "window_size": 4, "patch_size": 2, "out_features": STAGES},
     )  # fmt: skip
 
 
@@ -209,8 +211,7 @@ def sam_vision() -> ExportSpec:
 
 @model("Depth Anything", "depth", "transformers")
 def depth_anything() -> ExportSpec:
-    stages = ["stage1", "stage2", "stage3", "stage4"]
-    backbone = {"model_type": "dinov2", **PATCHES, "num_hidden_layers": 4, "out_features": stages}
+    backbone = {"model_type": "dinov2", **PATCHES, "num_hidden_layers": 4, "out_features": STAGES}
     settings = {"patch_size": 8, "reassemble_hidden_size": 32, "neck_hidden_sizes": [8, 8, 16, 16]}
     return vision(
         "DepthAnythingForDepthEstimation", "DepthAnythingConfig", 32, fusion_hidden_size=16, head_hidden_size=8,
@@ -218,13 +219,13 @@ def depth_anything() -> ExportSpec:
     )  # fmt: skip
 
 
-DETECTOR = {"d_model": 32, "num_queries": 6, **SIDES, "encoder_n_points": 2, "decoder_n_points": 2}
+DETECTOR = {"d_model": 64, "num_queries": 6, **SIDES, "encoder_n_points": 2, "decoder_n_points": 2}
 
 
 @model("Deformable DETR", "detection", "transformers")
 def deformable_detr() -> ExportSpec:
-    backbone = small_resnet("stage2", "stage3", "stage4")
-    module = hugging_face("DeformableDetrForObjectDetection", "DeformableDetrConfig", **DETECTOR, backbone_config=backbone)
+    settings = {**DETECTOR, "backbone_config": small_resnet()}
+    module = hugging_face("DeformableDetrForObjectDetection", "DeformableDetrConfig", **settings)
     sizes = {"pixel_values": {2: "32*rows[2:4]", 3: "32*columns[2:4]"}, "pixel_mask": {1: "32*rows", 2: "32*columns"}}
     mask = torch.ones(2, 64, 96, dtype=torch.int64)
     return batched(module, sizes, pixel_values=torch.rand(2, 3, 64, 96), pixel_mask=mask)
@@ -232,23 +233,21 @@ def deformable_detr() -> ExportSpec:
 
 @model("RT-DETR", "detection", "transformers")
 def rt_detr() -> ExportSpec:
-    backbone = {**small_resnet("stage2", "stage3", "stage4"), "model_type": "rt_detr_resnet"}
+    backbone = small_resnet("rt_detr_resnet")
     sizes = {"d_model": 32, "encoder_hidden_dim": 32, "encoder_in_channels": [16, 32, 32], "encoder_ffn_dim": 64}
     layers = {"decoder_in_channels": [32] * 3, "decoder_ffn_dim": 64, "decoder_layers": 2, "num_queries": 6}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_labels": 5}
-    module = hugging_face("RTDetrForObjectDetection", "RTDetrConfig", backbone_config=backbone, **sizes, **layers, **heads)
-    sizes = {"pixel_values": {2: "32*rows[2:4]", 3: "32*columns[2:4]"}}
-    return batched(module, sizes, pixel_values=torch.rand(2, 3, 64, 96))
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "backbone_config": backbone}
+    module = hugging_face("RTDetrForObjectDetection", "RTDetrConfig", **sizes, **layers, **heads)
+    return batched(
+        module, {"pixel_values": {2: "32*rows[2:4]", 3: "32*columns[2:4]"}}, pixel_values=torch.rand(2, 3, 64, 96)
+    )
 
 
 @model("Grounding DINO", "detection", "transformers")
 def grounding_dino() -> ExportSpec:
     text = {"model_type": "bert", **TEXT}
-    backbone = small_resnet("stage2", "stage3", "stage4")
-    module = hugging_face(
-        "GroundingDinoForObjectDetection", "GroundingDinoConfig", **DETECTOR, text_config=text, max_text_len=64,
-        backbone_config=backbone, num_feature_levels=4,
-    )  # fmt: skip
+    settings = {**DETECTOR, "backbone_config": small_resnet(), "text_config": text, "max_text_len": 64}
+    module = hugging_face("GroundingDinoForObjectDetection", "GroundingDinoConfig", **settings)
     sizes = {"input_ids": {1: "sequence[4:64]"}}
     return batched(module, sizes, pixel_values=image(64), input_ids=tokens())
 
@@ -298,11 +297,12 @@ def qwen2_vl_vision() -> ExportSpec:
     return ExportSpec(QwenVision(whole.visual, torch.tensor([[1, 4, 6], [1, 4, 4]])), (torch.randn(40, 96),))
 
 
-def llava_model() -> torch.nn.Module:
+def llava_model() -> Any:
+    """Returns a model whose images are 16 tokens."""
     text = {"model_type": "llama", **TEXT, **SPECIAL, "num_key_value_heads": 2}
     vision = {"model_type": "clip_vision_model", **PATCHES}
-    return hugging_face("LlavaForConditionalGeneration", "LlavaConfig", text_config=text, vision_config=vision,
-                        image_token_index=100, image_seq_length=16)
+    parts = {"text_config": text, "vision_config": vision}
+    return hugging_face("LlavaForConditionalGeneration", "LlavaConfig", **parts, image_token_index=100)
 
 
 @model("LLaVA", "vision and text", "transformers")
@@ -318,18 +318,15 @@ def llava() -> ExportSpec:
     return ExportSpec(
         model=llava_model(),
         example_kwargs=prompt(2, 24),
-        dynamic_shapes={"input_ids": {0: BATCH, 1: "sequence[18:64]"}, "pixel_values": {0: BATCH}},
+        dynamic_shapes={"input_ids": {0: "batch[1:8]", 1: "sequence[18:64]"}, "pixel_values": {0: "batch[1:8]"}},
         draw_inputs=lambda sizes, generator: ((), prompt(sizes["batch"], sizes["sequence"], generator)),
     )
 
 
 @model("LLaVA, text part on embeddings", "text decoder", "transformers")
 def llava_text() -> ExportSpec:
-    embeddings = torch.randn(2, 7, 32)
-    return batched(
-        llava_model().model.language_model, {"inputs_embeds": {1: "sequence[2:64]"}},
-        inputs_embeds=embeddings, use_cache=False,
-    )  # fmt: skip
+    module, sizes = llava_model().model.language_model, {"inputs_embeds": {1: "sequence[2:64]"}}
+    return batched(module, sizes, inputs_embeds=torch.randn(2, 7, 32), use_cache=False)
 
 
 # --- sound ------------------------------------------------------------------------------------------------------------
@@ -362,8 +359,8 @@ def speecht5() -> ExportSpec:
 def clap() -> ExportSpec:
     audio = {"spec_size": 64, "num_mel_bins": 16, "window_size": 4, "patch_embeds_hidden_size": 16, "hidden_size": 32}
     layers = {"depths": [1, 1], "num_attention_heads": [2, 4], "num_hidden_layers": 2}
-    module = hugging_face("ClapModel", "ClapConfig", text_config={**TEXT, "max_position_embeddings": 70},
-                          audio_config={**audio, **layers}, projection_dim=16)
+    parts = {"text_config": {**TEXT, "max_position_embeddings": 70}, "audio_config": {**audio, **layers}}
+    module = hugging_face("ClapModel", "ClapConfig", **parts, projection_dim=16)
     return ExportSpec(
         model=module,
         example_kwargs={"input_ids": tokens(3), "input_features": torch.randn(2, 1, 256, 16)},
@@ -415,33 +412,3 @@ def mimi() -> ExportSpec:
     layers = {**SMALL, "num_key_value_heads": 4}
     module = hugging_face("MimiModel", "MimiConfig", **codes, **sizes, **layers)
     return batched(module, {"input_values": {2: "samples[64:800]"}}, input_values=torch.randn(2, 1, 200))
-
-
-# --- time series ------------------------------------------------------------------------------------------------------
-
-SERIES = {"d_model": 16, "prediction_length": 4, "context_length": 16, "lags_sequence": [1, 2], "num_time_features": 1}
-
-
-def time_series(name: str) -> ExportSpec:
-    module = hugging_face(f"{name}Model", f"{name}Config", **SERIES)
-    past = {"past_values": torch.rand(2, 18) + 1, "past_time_features": torch.rand(2, 18, 1)}
-    future = {"future_values": torch.rand(2, 4) + 1, "future_time_features": torch.rand(2, 4, 1)}
-    return batched(module, None, **past, past_observed_mask=torch.ones(2, 18), **future, use_cache=False)
-
-
-@model("Time Series Transformer", "time series", "transformers")
-def time_series_transformer() -> ExportSpec:
-    return time_series("TimeSeriesTransformer")
-
-
-@model("Autoformer", "time series", "transformers")
-def autoformer() -> ExportSpec:
-    return time_series("Autoformer")
-
-
-@model("TimesFM", "time series", "transformers")
-def timesfm() -> ExportSpec:
-    settings = {**SMALL, "patch_length": 8, "context_length": 32, "horizon_length": 8, "head_dim": 8}
-    module = hugging_face("TimesFmModel", "TimesFmConfig", **settings)
-    padding, frequency = torch.zeros(2, 32, dtype=torch.int64), torch.tensor([[0], [1]])
-    return batched(module, past_values=torch.randn(2, 32), past_values_padding=padding, freq=frequency)
