@@ -34,6 +34,7 @@ _REPOSITORIES = {
 _TITLES = {
     "sizes": "Sizes",
     "values": "Control flow and sizes that depend on values",
+    "fixed": "Control flow and sizes that depend on what is fixed",
     "flow": "Loops and branches of torch",
     "programs": "State, randomness, and code that is no operator",
     "structures": "Inputs, outputs and weights of unusual kinds",

@@ -7,7 +7,9 @@ import json
 import math
 import os
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
 from pathlib import Path
@@ -18,6 +20,8 @@ import click
 from exportkit.progress import Progress, note
 
 T = TypeVar("T")
+
+_LONG = 20.0  # seconds after which a step is reported again
 
 
 def print_json(document: Any) -> None:
@@ -67,15 +71,42 @@ def printable_lines(text: str, margin: str) -> str:
 def progress() -> Iterator[Progress]:
     """Reports each step on stderr: with a spinner on a terminal, else with one plain line.
 
-    What the user's code prints meanwhile goes to stderr as well, since stdout has the result.
+    A step that takes long is reported again, with its seconds and the line of the model that runs. What the user's code
+    prints meanwhile goes to stderr as well, since stdout has the result.
     """
-    with _stdout_to_stderr(), _steps() as step:
+    current, ended, thread = ("", time.monotonic()), threading.Event(), threading.get_ident()
+
+    def remind() -> None:
+        while not ended.wait(_LONG):
+            text, since = current
+            if text and (seconds := time.monotonic() - since) >= _LONG:
+                again(f"{text}, for {seconds:.0f} s{_running_line(thread)}")
+
+    with _stdout_to_stderr(), _steps() as (step, again):
 
         def noted(text: str) -> None:
+            nonlocal current
+            current = text, time.monotonic()
             note(text)
             step(text)
 
-        yield noted
+        reminder = threading.Thread(target=remind, daemon=True)
+        reminder.start()
+        try:
+            yield noted
+        finally:
+            ended.set()
+            reminder.join()
+
+
+def _running_line(thread: int) -> str:
+    """Returns which line of a model runs in a thread, as ", at model.py:12 in forward: `x + 1`", or ""."""
+    lines = sys.modules.get("exportkit.export.models.source_lines")  # which imports torch
+    frame = sys._current_frames().get(thread)
+    if lines is None or frame is None:
+        return ""
+    found = lines.user_frame(traceback.extract_stack(frame))
+    return f", at {lines.where(found)}" if found else ""
 
 
 def with_progress(work: Callable[[Progress], Generator[T, None, None]]) -> Iterator[T]:
@@ -115,9 +146,14 @@ def _stdout_to_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def _steps() -> Iterator[Progress]:
+def _steps() -> Iterator[tuple[Progress, Progress]]:
+    """Yields what reports a step, and what reports it again."""
     if not sys.stderr.isatty():
-        yield lambda text: click.echo(f"{printable(text)} ...", err=True)
+
+        def say(text: str) -> None:
+            click.echo(f"{printable(text)} ...", err=True)
+
+        yield say, say
         return
     from rich.console import Console
     from rich.markup import escape
@@ -136,5 +172,5 @@ def _steps() -> Iterator[Progress]:
             current = (printable(text), time.monotonic())
             status.update(escape(current[0]))
 
-        yield step
+        yield step, lambda text: status.update(escape(printable(text)))
         finish()

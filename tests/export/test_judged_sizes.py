@@ -36,9 +36,9 @@ def _pads_if_needed(x: Tensor, k: int) -> Tensor:
 def _pads_each_side(x: Tensor, k: int) -> Tensor:
     h, w = x.shape[2:]
     if h % k != 0:
-        x = F.pad(x, (0, 0, 0, k - h % k), mode="replicate")
+        x = F.pad(x, (0, 0, 0, -h % k), mode="replicate")
     if w % k != 0:
-        x = F.pad(x, (0, k - w % k))
+        x = F.pad(x, (0, -w % k))
     return F.avg_pool2d(x, k, 1, k // 2, count_include_pad=False)[:, :, :h, :w]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -195,7 +196,7 @@ PAIRS = {
         lambda x: x * torch.maximum(torch.ones(()), x.sum()),
     ),
     "length": Pair(
-        lambda x: torch.cat([x, x[: len(x) - 1]]), "x.shape[0] for len(x)",
+        lambda x: torch.cat([x, x[: builtins.len(x) - 1]]), "x.shape[0] for len(x)",
         lambda x: torch.cat([x, x[: x.shape[0] - 1]]), (X,), ROWS,
     ),
     "distances": Pair(

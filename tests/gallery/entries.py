@@ -24,7 +24,7 @@ from tests.made_once import one_maker
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
 LIBRARY = "libexportkit_gallery.so"
-THEMES = ("sizes", "values", "flow", "programs", "structures", "operators")
+THEMES = ("sizes", "values", "fixed", "flow", "programs", "structures", "operators")
 # What torch says to its own developers, and what no message of exportkit may have.
 NOISE = re.compile(
     r"Traceback|TORCH_LOGS|def forward\(self, arg0_1|INTERNAL ASSERT|[Pp]lease file an issue|report a bug|graph\(\):"

@@ -19,6 +19,7 @@ from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from exportkit.export.compile.cascade_sums import cascade_sums
+from exportkit.export.compile.operator_calls import operator_calls
 from exportkit.export.compile.reduction_tiling import reduction_tiling
 from exportkit.export.compile.values_before_writes import values_before_writes
 from exportkit.export.models.source_lines import where_listed
@@ -48,13 +49,12 @@ def changed_inductor() -> Iterator[None]:
             reduction_tiling,
             _sums_at_one_place,
             _slices_with_two_ends,
-            _errors_of_operators,
             _kernels_of_libraries,
             values_before_writes,
         ):
             changes.enter_context(change())
         changes.enter_context(operators_as_called())
-        changes.enter_context(numbers_written_down())
+        changes.enter_context(operator_calls())
         changes.enter_context(_no_wait_for_others())
         if notes():
             changes.enter_context(patched("Interpreter.run_node", _noting))
@@ -241,53 +241,6 @@ def _kernels_of_libraries() -> Iterator[None]:
         lowering.fallbacks.difference_update(taught)
 
 
-def numbers_written_down() -> AbstractContextManager[None]:
-    """Writes down the numbers that a call of an operator leaves to their defaults.
-
-    Integers that only have a name are passed by the code, but torch leaves them out of the list of calls, and a run
-    ends with "Mismatch between ints consumed and num_ints": up to torch 2.14 `index_add` of bfloat16, whose `alpha` is
-    1. A dtype, layout or memory format is a number in a schema, and torch takes it for one.
-    """
-
-    def complete(serialize: Callable[..., Any]) -> Callable[..., Any]:
-        def serialized(serializer: Any, target: Any, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
-            if isinstance(target, torch._ops.OpOverload):
-                kwargs = {**_integers_by_default(target), **(kwargs or {})}
-                named = {argument.name: argument.real_type for argument in target._schema.arguments}
-                args = [*map(_typed, named.values(), args), *args[len(named) :]]
-                kwargs = {
-                    name: _typed(named[name], value) if name in named else value for name, value in kwargs.items()
-                }
-            return serialize(serializer, target, args, kwargs)
-
-        return serialized
-
-    return patched("GraphModuleSerializer.serialize_inputs", complete)
-
-
-def _integers_by_default(operator: torch._ops.OpOverload) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for argument in operator._schema.arguments:
-        default = argument.default_value
-        numbers = default if isinstance(default, list) else [default]
-        if argument.kwarg_only and numbers and all(type(number) is int for number in numbers):
-            found[argument.name] = default
-    return found
-
-
-def _typed(kind: Any, value: Any) -> Any:
-    name = (kind.getElementType() if kind.kind() == "OptionalType" else kind).kind()
-    if type(value) is not int:
-        return value
-    if name == "ScalarTypeType":
-        return torch.ops.aten.zeros.default([0], dtype=value).dtype
-    if name == "LayoutType":
-        return torch.ops.aten.zeros.default([0], layout=value).layout
-    if name == "MemoryFormatType":
-        return (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)[value]
-    return value
-
-
 MODEL_LOCK = "model.lock"  # by the name that every generated file has, which aot_inductor.py sets
 
 
@@ -304,27 +257,3 @@ def _no_wait_for_others() -> AbstractContextManager[None]:
         )
 
     return patched("_filelock.FileLock", others_only)
-
-
-_CALL = "aoti_torch_proxy_executor_call_function("
-
-
-def _errors_of_operators() -> AbstractContextManager[None]:
-    """Lets the code stop where a custom operator fails.
-
-    Before torch 2.13, it went on. An operator that only writes into its arguments then failed unnoticed: the call
-    succeeded, and nothing was written.
-    """
-
-    def checked(call: Callable[..., None]) -> Callable[..., None]:
-        def called(wrapper: Any, *args: Any) -> None:
-            write = wrapper.writeline
-            wrapper.writeline = lambda line: write(
-                f"AOTI_TORCH_ERROR_CODE_CHECK({line.rstrip(';')});" if line.startswith(_CALL) else line
-            )
-            call(wrapper, *args)
-            del wrapper.writeline
-
-        return called
-
-    return patched("CppWrapperCpu.generate_fallback_kernel_with_runtime_lookup_aot", checked)

@@ -12,6 +12,7 @@ import msgspec
 import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import HostError, UsageError
 from exportkit.export.models.call_signature import BoundCall, check_plain, describe_call
@@ -61,8 +62,10 @@ def _placed(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | N
     for name, tensor in state.items():
         if not (is_lazy(tensor) or is_traceable_wrapper_subclass(tensor)):
             check_plain(name, tensor)
-    if any(t.device != device or (dtype and t.is_floating_point() and t.dtype != dtype) for t in state.values()):
-        model = copy.deepcopy(model, _moved(state.values(), device, dtype))
+    others = _plain_attributes(model, state.values())
+    away = [tensor for tensor in (*state.values(), *others) if tensor.device != device]
+    if away or any(dtype and t.is_floating_point() and t.dtype != dtype for t in state.values()):
+        model = copy.deepcopy(model, _moved(state.values(), device, dtype) | _moved(others, device, None))
         _restore_parameters(model)
         tied = _tied_buffers(model)
         model = model.to(device=device, dtype=dtype)  # modules may override what it calls
@@ -79,8 +82,19 @@ def _placed(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | N
     return unwrap_tensor_subclass_parameters(model)
 
 
+def _plain_attributes(model: torch.nn.Module, state: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the tensors that modules keep outside of their state, which Module.to leaves where they are.
+
+    A number is left there, too: torch takes one of another device.
+    """
+    known = {id(tensor) for tensor in state}
+    leaves = (leaf for module in model.modules() for leaf in tree_leaves(list(vars(module).values())))
+    tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided)
+    return [tensor for tensor in tensors if tensor.dim() and id(tensor) not in known]
+
+
 def _moved(tensors: Iterable[torch.Tensor], device: torch.device, dtype: torch.dtype | None) -> dict[int, torch.Tensor]:
-    """Returns plain parameters and buffers where they must be, for deepcopy to take: it would copy them here first."""
+    """Returns plain tensors where they must be, for deepcopy to take: it would copy them here first."""
     memo: dict[int, torch.Tensor] = {}
     for tensor in tensors:
         if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not is_lazy(tensor):

@@ -33,7 +33,7 @@ class BodyError(Exception):
 
 def python_key(operator: OpOverload, device: str) -> str | None:
     """Returns the dispatch key of an operator's kernel for a type of device, if Python registered that kernel."""
-    for key in (device.upper(), "CompositeExplicitAutograd", "CompositeImplicitAutograd"):
+    for key in (torch._C._dispatch_key_for_device(device), "CompositeExplicitAutograd", "CompositeImplicitAutograd"):
         if has_kernel(operator.name(), key):
             return key if in_python(operator, key) else None
     return None
@@ -58,10 +58,11 @@ def body_of(operator: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def _device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Returns the type of device that a call computes on."""
+    """Returns the type of device that a call computes on: that of its tensors, if it has any."""
     leaves = tree_leaves((args, kwargs))
-    devices = [leaf.device if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    return next((each.type for each in devices if isinstance(each, torch.device) and each.type != "cpu"), "cpu")
+    tensors = [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    devices = tensors or [leaf for leaf in leaves if isinstance(leaf, torch.device)]
+    return next((each.type for each in devices if each.type != "cpu"), "cpu")
 
 
 def traced_bodies() -> AbstractContextManager[None]:

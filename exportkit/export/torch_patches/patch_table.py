@@ -130,9 +130,14 @@ _TABLE = (
         {"torch.distributions.distribution:Distribution._validate_args": ""},
     ),
     *_patches(
-        "Operators that Python implements become their bodies: hosts do not have their source.",
+        "Operators that Python implements become their bodies: hosts do not have their source. Known values are read.",
         "https://github.com/pytorch/pytorch/issues/134581",
         {"torch.fx.experimental.proxy_tensor:maybe_handle_decomp": "(proxy_mode, op, args, kwargs)"},
+    ),
+    *_patches(
+        "torch.as_tensor([h, w]) and functions alike keep sizes, as torch.tensor([h, w]) does.",
+        "docs/upstream/tensors-of-sizes.md",
+        {"torch._export.non_strict_utils:_NonStrictTorchFunctionHandler._override": "(self, func, args, kwargs)"},
     ),
     *_patches(
         "Its operators can be watched: torch compiles the call, and refuses to where there is a mode.",
@@ -288,12 +293,11 @@ _TABLE = (
         {"torch._inductor.codegen.cpp_micro_gemm:CppMicroGemmFP32Vec.TEMPLATE_KERNEL": ""},
     ),
     *_patches(
-        "Code stops where a custom operator fails.",
-        "https://github.com/pytorch/pytorch/pull/180884",
+        "Operators get lists without elements, infinity and other devices as they are; before 2.13, code stops where one fails.",
+        "docs/upstream/arguments-of-operators.md",
         {
             "torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu.generate_fallback_kernel_with_runtime_lookup_aot": "(self, op_overload, raw_args, output_args, raw_outputs)"
         },
-        until="2.13",
     ),
     *_patches(
         "A size that is divided by zero is an error, and does not end the process.",

@@ -1,11 +1,12 @@
 """Traces a model for all declared sizes, and lets eager judge the conditions on sizes that a trace was made under.
 
 A condition that fails for declared sizes is no reason to refuse them: the traced program often answers rightly there,
-as where it pads by nothing (docs/adr/0069).
+as where it pads by nothing (docs/adr/0080).
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +35,7 @@ TRACES = 5
 """From so many example sizes a model is traced at most."""
 
 _TRIES = 16  # sizes at which one trace is held against eager
-_MOST = 16_000_000  # numbers in the inputs of one, unless the example has more
+_MOST = 4_000_000  # numbers in the inputs of one, unless the example has more
 
 Sizes = Mapping[str, int]
 
@@ -127,6 +128,8 @@ class _Judge:
         beside = [[each for each in found.declared.beside(c) if self._fits(each)] for c in found.conditions]
         added = [each for each in _in_turn(beside) if each not in self.tried][:_TRIES]
         wrong = []
+        if added:
+            self.progress(f"holding the program against eager at {len(added) + len(self.tried)} sizes")
         for values in [*added, *self.tried]:
             failing = [c for c in found.conditions if not holds_at(c, {s: values[s.name] for s in c.free_symbols})]
             expected = self._expected(values, failing)
@@ -161,7 +164,6 @@ class _Judge:
         """Returns what eager answers; None if it refuses these sizes, or no inputs of them can be drawn."""
         label = label_of(values)
         if label not in self._answers:
-            self.progress(f"trying {label}")
             try:
                 self._answers[label] = self._eager(values)
             except Exception as error:  # eager raises what the model raises
@@ -174,7 +176,7 @@ class _Judge:
         return self._answers[label]
 
     def _eager(self, values: Sizes) -> list[torch.Tensor]:
-        session = EagerMethods(self.task.spec).session(values)
+        session = self._methods.session(values)
         with eager_mode():
             answer = session.call(FORWARD, self._drawn(values))
         return [*answer.outputs, *answer.written.values(), *session.state.values()]
@@ -192,7 +194,7 @@ class _Judge:
             return "computes with other sizes than eager"
         except Exception as error:  # a program raises what its operators raise
             return f"raises {type(error).__name__}"
-        written = EagerMethods(self.task.spec).written(FORWARD, bound)
+        written = self._methods.written(FORWARD, bound)
         found = [*results, *(t for name, t in zip(bound.names, tensors) if name in written), *state]
         for one, other in zip(found, expected, strict=True):
             if one.shape != other.shape:
@@ -200,6 +202,10 @@ class _Judge:
             if self.task.repeats and not agree(one, other):
                 return "answers other values than eager"
         return None
+
+    @functools.cached_property
+    def _methods(self) -> EagerMethods:
+        return EagerMethods(self.task.spec)
 
     def _drawn(self, values: Sizes) -> BoundCall:
         """Returns a call of these sizes, on the device and in the dtypes of the example."""

@@ -36,7 +36,7 @@ from exportkit.export.torch_patches.quiet import quiet_torch
 from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.package.manifest import Operator
 from exportkit.progress import Progress, silent
-from exportkit.schema_text import NOT_PASSED, schema_text
+from exportkit.schema_text import not_passed, schema_text
 
 # What torch says of a model in half precision and inputs in float32, or the reverse.
 OTHER_DTYPES = (
@@ -239,11 +239,9 @@ def _check_arguments(operator: OpOverload, at: str) -> None:
     """Refuses arguments that AOTInductor cannot pass, and memory of which nobody knows whose it is."""
     name, schema = qualified_name(operator), schema_text(operator._schema)
     for argument in operator._schema.arguments:
-        kind, alias = argument.real_type, argument.alias_info
-        while kind.kind() in ("OptionalType", "ListType"):
-            kind = kind.getElementType()
-        if kind.kind() in NOT_PASSED:
-            what, instead = NOT_PASSED[kind.kind()]
+        alias = argument.alias_info
+        if refused := not_passed(argument):
+            what, instead = refused
             raise OperatorNotExportableError(
                 f"operator {name}{at}: argument {argument.name} is {what}, and AOTInductor cannot pass that: {schema}",
                 hint=instead,

@@ -13,6 +13,7 @@ from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.models.call_signature import BoundCall
 from exportkit.export.models.source_lines import where_traced
 from exportkit.export.torch_patches.dispatch import watched_by
+from exportkit.export.torch_patches.needed_nodes import needed_for
 from exportkit.export.trace.lifted import written_constants
 from exportkit.export.trace.operator_trace import (
     DIFFERS,
@@ -261,22 +262,5 @@ def _needed(module: torch.fx.GraphModule) -> Iterable[torch.fx.Node]:
     for part in module.modules():
         if isinstance(part, torch.fx.GraphModule) and part is not module:
             yield from part.graph.nodes
-    needed: set[torch.fx.Node] = set()
-    waiting = [node for node in module.graph.nodes if node.op == "output"]
-    while waiting:
-        node = waiting.pop()
-        if node not in needed:
-            needed.add(node)
-            waiting += node.all_input_nodes
-            # Whoever writes into a needed tensor, or into a view of it, is needed as well.
-            waiting += [user for user in node.users if _writes_into(user, node)]
+    needed = needed_for(node for node in module.graph.nodes if node.op == "output")
     yield from (node for node in module.graph.nodes if node in needed)
-
-
-def _writes_into(user: torch.fx.Node, node: torch.fx.Node) -> bool:
-    target = user.target
-    if not isinstance(target, torch._ops.OpOverload) or not user.args or user.args[0] is not node:
-        return False
-    if target._schema.is_mutable:
-        return True
-    return target.is_view and any(_writes_into(deeper, user) for deeper in user.users)

@@ -20,6 +20,7 @@ from exportkit.export.record.record import RecordedCase, record_cases
 from exportkit.export.sizes.size_changes import sizes_as_texts
 from exportkit.export.trace.describe_program import describe_output, describe_program
 from exportkit.export.trace.edge_cases import edge_cases
+from exportkit.export.trace.operator_arguments import check_calls
 from exportkit.export.trace.preflight import (
     check_composites,
     check_model,
@@ -65,6 +66,7 @@ def trace_saved(saved: SavedProgram, options: TraceOptions, device: torch.device
     operators = {k: v for program in programs.values() for k, v in graph_operators(program.graph_module).items()}
     check_operators(operators, device)
     for program in programs.values():
+        check_calls(program.graph_module, device)
         check_composites(program.module(), partial(_called, program), device)
     if saved.manifest is None:
         return _trace_foreign(saved, programs[FORWARD], options, device, progress)

@@ -25,8 +25,10 @@ from exportkit.export.torch_patches.control_flow import ControlFlowError, tracea
 from exportkit.export.torch_patches.data_sizes import from_zero
 from exportkit.export.torch_patches.distributions import unchecked_distributions
 from exportkit.export.torch_patches.gradients import gradients_of, traced
+from exportkit.export.torch_patches.known_values import known_values
 from exportkit.export.torch_patches.operator_bodies import traced_bodies
 from exportkit.export.torch_patches.quiet import quiet_torch
+from exportkit.export.torch_patches.tensors_of_sizes import sizes_kept
 from exportkit.export.trace.lifted import lifted
 from exportkit.export.trace.recurrent_layers import whole_recurrent_layers
 from exportkit.spec import ExportSpec
@@ -165,6 +167,8 @@ def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
             varying_batches(),
             traceable_control_flow(),
             traced_bodies(),
+            known_values(model),
+            sizes_kept(model),
         ):
             changes.enter_context(change)
         yield

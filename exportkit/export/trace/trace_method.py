@@ -21,6 +21,7 @@ from exportkit.export.trace.describe_state import check_shapes
 from exportkit.export.trace.explain import explain_refusal
 from exportkit.export.trace.judged_sizes import Sizes, export_judged
 from exportkit.export.trace.lifted import used_state, without_unused, written_tensors
+from exportkit.export.trace.operator_arguments import check_calls
 from exportkit.export.trace.preflight import check_model, check_operators, graph_operators
 from exportkit.export.trace.repeatable import (
     DECLARE_STATE,
@@ -119,6 +120,7 @@ def trace_method(
     if values:
         check_random(program)
     check_operators(graph_operators(program.graph_module), device)
+    check_calls(program.graph_module, device)
     described = describe_program(
         program, bound, sizes, output, spec, written=tuple(answer.written), cast=parse_floating(options.dtype)
     )

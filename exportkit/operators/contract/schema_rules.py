@@ -10,7 +10,7 @@ from torch import FunctionSchema
 
 from exportkit.errors import UsageError
 from exportkit.operators.contract.findings import Finding, Severity
-from exportkit.schema_text import NOT_PASSED
+from exportkit.schema_text import innermost, not_passed
 
 # What the stable ABI of torch 2.11 passes to a kernel: alone, optional, or in a list. For any other type, a call raises
 # "Not yet supported conversion from IValue to StableIValue".
@@ -26,14 +26,10 @@ _NAMES = {
     "LayoutType": "Layout",
     "MemoryFormatType": "MemoryFormat",
 }
-_NOT_IN_LISTS = ("Device", "ScalarType", "Layout", "MemoryFormat")
 _OTHERS = {
     "NumberType": ("Scalar", "Write float; for an operator that computes with integers, an overload with SymInt."),
-    **NOT_PASSED,
     "GeneratorType": ("Generator", "Take the random numbers as a tensor: a package draws others than eager does."),
-    "SymBoolType": ("SymBool", "Write bool, which export fixes, or take a tensor."),
 }
-_WITHOUT = "Leave the argument out, or take its numbers and tensors."
 _RETURN_TENSOR = "Return a tensor without dimensions. Take sizes from a tensor's shape."
 
 
@@ -80,31 +76,27 @@ def schema_type(argument: Any) -> tuple[str, int, str]:
     Returns:
         The innermost kind, such as "SymIntType"; in how many lists it is; and the type as a schema has it.
     """
-    type_, suffix = argument.real_type, ""
-    while type_.kind() in ("OptionalType", "ListType"):
-        suffix = ("?" if type_.kind() == "OptionalType" else "[]") + suffix
-        type_ = type_.getElementType()
+    type_, around = innermost(argument)
+    suffix = "".join("?" if each == "OptionalType" else "[]" for each in reversed(around))
     name = _NAMES.get(type_.kind()) or _OTHERS.get(type_.kind(), (str(type_),))[0]
     return type_.kind(), suffix.count("[]"), f"{name}{suffix}"
 
 
 def _of_argument(argument: Any) -> Finding | None:
-    kind, lists, text = schema_type(argument)
+    kind, _, text = schema_type(argument)
     named = f"argument {argument.name} is {text}"
     if kind == "GeneratorType":
         if text == "Generator?":
             message = f"{named}, and AOTInductor compiles a call only without one"
             return _finding(message, _OTHERS[kind][1], Severity.doubtful)
         return _finding(f"{named}, and AOTInductor cannot compile a call with one", _OTHERS[kind][1])
+    refused = not_passed(argument)
     if kind not in _NAMES:
-        return _finding(f"{named}, and the stable ABI cannot pass that", _OTHERS.get(kind, ("", _WITHOUT))[1])
-    name = _NAMES[kind]
-    if lists > 1 or (lists and name in _NOT_IN_LISTS):
-        return _finding(
-            f"{named}, and AOTInductor cannot compile a call with such a list",
-            "Write a flat list, and the lengths as another." if lists > 1 else "Write one argument for each.",
-        )
-    if name == "int":
+        instead = refused[1] if refused else _OTHERS[kind][1]
+        return _finding(f"{named}, and the stable ABI cannot pass that", instead)
+    if refused:
+        return _finding(f"{named}, and AOTInductor cannot compile a call with such a list", refused[1])
+    if kind == "IntType":
         return _finding(
             f"{named}, and torch.export fixes it at the value of the example call",
             f"Write {text.replace('int', 'SymInt')} if it may be a size. Keep int for a mode or a level.",
