@@ -6,7 +6,7 @@ Each function marked with `model` returns an ExportSpec. The libraries that defi
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,16 +79,19 @@ def hugging_face(class_name: str, config: str, **settings: Any) -> Any:
     return getattr(transformers, class_name)(getattr(transformers, config)(**settings))
 
 
+def batched(module: Any, sizes: Mapping[str, dict[int, str]] = {}, /, **inputs: Any) -> ExportSpec:
+    """Returns a model whose tensors have the batch first, and further dimensions that vary."""
+    tensors = [name for name, value in inputs.items() if isinstance(value, Tensor)]
+    shapes = {name: {0: "batch[1:8]", **sizes.get(name, {})} for name in tensors}
+    return ExportSpec(model=module, example_kwargs=inputs, dynamic_shapes=shapes)
+
+
 def text_encoder(class_name: str, config: str, **settings: Any) -> ExportSpec:
     """Returns a model of token ids and a mask, both of any batch and length."""
     mask = torch.ones(2, 7, dtype=torch.int64)
     mask[1, 5:] = 0
-    return ExportSpec(
-        model=hugging_face(class_name, config, **{**TEXT, **settings}),
-        example_inputs=(),
-        example_kwargs={"input_ids": tokens(), "attention_mask": mask},
-        dynamic_shapes={"input_ids": TOKENS, "attention_mask": TOKENS},
-    )
+    inputs = {"input_ids": tokens(), "attention_mask": mask}
+    return batched(hugging_face(class_name, config, **{**TEXT, **settings}), dict.fromkeys(inputs, TOKENS), **inputs)
 
 
 def decoder(class_name: str, config: str, **settings: Any) -> ExportSpec:
@@ -104,12 +107,7 @@ def decoder(class_name: str, config: str, **settings: Any) -> ExportSpec:
 
 def vision(class_name: str, config: str, size: int, **settings: Any) -> ExportSpec:
     """Returns a model of images of one size, in batches."""
-    return ExportSpec(
-        model=hugging_face(class_name, config, **settings),
-        example_inputs=(),
-        example_kwargs={"pixel_values": image(size)},
-        dynamic_shapes={"pixel_values": IMAGES},
-    )
+    return batched(hugging_face(class_name, config, **settings), pixel_values=image(size))
 
 
 # --- transformers: text -----------------------------------------------------------------------------------------------
@@ -263,12 +261,8 @@ def bart() -> ExportSpec:
 
 def encoder_decoder(module: torch.nn.Module) -> ExportSpec:
     """Returns a model of two texts."""
-    return ExportSpec(
-        model=module,
-        example_inputs=(),
-        example_kwargs={"input_ids": tokens(), "decoder_input_ids": tokens(length=5), "use_cache": False},
-        dynamic_shapes={"input_ids": TOKENS, "decoder_input_ids": {0: "batch", 1: "decoded[2:64]"}},
-    )
+    sizes = {"input_ids": TOKENS, "decoder_input_ids": {1: "decoded[2:64]"}}
+    return batched(module, sizes, input_ids=tokens(), decoder_input_ids=tokens(length=5), use_cache=False)
 
 
 # --- transformers: images, sound, time --------------------------------------------------------------------------------
@@ -301,10 +295,8 @@ def swin() -> ExportSpec:
 def resnet() -> ExportSpec:
     settings = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [2, 2]}
     spec = vision("ResNetForImageClassification", "ResNetConfig", 32, num_labels=5, **settings)
-    sizes = {"pixel_values": {0: "batch[1:8]", 2: "32*rows[1:4]", 3: "32*columns[1:4]"}}
-    return ExportSpec(
-        model=spec.model, example_inputs=(torch.rand(2, 3, 64, 96),), dynamic_shapes=sizes
-    )  # fmt: skip
+    sizes = {"pixel_values": {2: "32*rows[1:4]", 3: "32*columns[1:4]"}}
+    return batched(spec.model, sizes, pixel_values=torch.rand(2, 3, 64, 96))
 
 
 @model("ConvNeXT", "convolutions", "transformers")
@@ -339,12 +331,8 @@ def detr() -> ExportSpec:
         use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone,
         d_model=32, num_queries=6, **SIDES,
     )  # fmt: skip
-    return ExportSpec(
-        model=transformers.DetrForObjectDetection(config),
-        example_inputs=(),
-        example_kwargs={"pixel_values": image(64), "pixel_mask": torch.ones(2, 64, 64, dtype=torch.int64)},
-        dynamic_shapes={"pixel_values": IMAGES, "pixel_mask": {0: "batch"}},
-    )
+    mask = torch.ones(2, 64, 64, dtype=torch.int64)
+    return batched(transformers.DetrForObjectDetection(config), pixel_values=image(64), pixel_mask=mask)
 
 
 @model("YOLOS", "detection", "transformers")
@@ -370,16 +358,8 @@ def clip() -> ExportSpec:
 def whisper() -> ExportSpec:
     settings = {"d_model": 32, "vocab_size": VOCABULARY, "num_mel_bins": 8, "max_source_positions": 50}
     module = hugging_face("WhisperForConditionalGeneration", "WhisperConfig", **settings, **SIDES, **SPECIAL)
-    return ExportSpec(
-        model=module,
-        example_inputs=(),
-        example_kwargs={
-            "input_features": torch.randn(2, 8, 100),
-            "decoder_input_ids": tokens(length=5),
-            "use_cache": False,
-        },
-        dynamic_shapes={"input_features": {0: "batch[1:8]"}, "decoder_input_ids": {0: "batch", 1: "decoded[2:64]"}},
-    )
+    inputs = {"input_features": torch.randn(2, 8, 100), "decoder_input_ids": tokens(length=5)}
+    return batched(module, {"decoder_input_ids": {1: "decoded[2:64]"}}, **inputs, use_cache=False)
 
 
 @model("Wav2Vec2", "audio", "transformers")
@@ -388,18 +368,14 @@ def wav2vec2() -> ExportSpec:
     module = hugging_face(
         "Wav2Vec2ForCTC", "Wav2Vec2Config", **{**TEXT, **SPECIAL}, **settings, num_conv_pos_embeddings=16
     )
-    return ExportSpec(
-        model=module, example_inputs=(torch.randn(2, 500),), dynamic_shapes={"input_values": {0: "batch[1:8]"}}
-    )
+    return batched(module, input_values=torch.randn(2, 500))
 
 
 @model("Audio Spectrogram Transformer", "audio", "transformers")
 def spectrogram() -> ExportSpec:
     settings = {**SMALL, "patch_size": 8, "num_mel_bins": 16, "max_length": 32}
     module = hugging_face("ASTForAudioClassification", "ASTConfig", **settings)
-    return ExportSpec(
-        model=module, example_inputs=(torch.randn(2, 32, 16),), dynamic_shapes={"input_values": {0: "batch[1:8]"}}
-    )
+    return batched(module, input_values=torch.randn(2, 32, 16))
 
 
 @model("PatchTST", "time series", "transformers")
@@ -408,6 +384,33 @@ def patch_tst() -> ExportSpec:
     module = hugging_face(
         "PatchTSTForPrediction", "PatchTSTConfig", num_hidden_layers=2, prediction_length=8, **settings
     )
-    return ExportSpec(
-        model=module, example_inputs=(torch.randn(2, 32, 3),), dynamic_shapes={"past_values": {0: "batch[1:8]"}}
-    )
+    return batched(module, past_values=torch.randn(2, 32, 3))
+
+
+SERIES = {"d_model": 16, "prediction_length": 4, "context_length": 16, "lags_sequence": [1, 2], "num_time_features": 1}
+
+
+def time_series(name: str) -> ExportSpec:
+    """Returns a model that reads a past and what is known of a future."""
+    module = hugging_face(f"{name}Model", f"{name}Config", **SERIES)
+    past = {"past_values": torch.rand(2, 18) + 1, "past_time_features": torch.rand(2, 18, 1)}
+    future = {"future_values": torch.rand(2, 4) + 1, "future_time_features": torch.rand(2, 4, 1)}
+    return batched(module, **past, past_observed_mask=torch.ones(2, 18), **future, use_cache=False)
+
+
+@model("Time Series Transformer", "time series", "transformers")
+def time_series_transformer() -> ExportSpec:
+    return time_series("TimeSeriesTransformer")
+
+
+@model("Autoformer", "time series", "transformers")
+def autoformer() -> ExportSpec:
+    return time_series("Autoformer")
+
+
+@model("TimesFM", "time series", "transformers")
+def timesfm() -> ExportSpec:
+    settings = {**SMALL, "patch_length": 8, "context_length": 32, "horizon_length": 8, "head_dim": 8}
+    module = hugging_face("TimesFmModel", "TimesFmConfig", **settings)
+    padding, frequency = torch.zeros(2, 32, dtype=torch.int64), torch.tensor([[0], [1]])
+    return batched(module, past_values=torch.randn(2, 32), past_values_padding=padding, freq=frequency)

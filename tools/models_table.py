@@ -22,16 +22,18 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-import tools.more_models  # noqa: F401 (adds to the catalogue)
+import tools.modern_models
+import tools.more_models  # noqa: F401 (both add to the catalogue)
 from tools.generated import in_lines
 from tools.model_catalogue import CATALOGUE, Model
 
 _STEPS = {"aoti": ("export", "package", "verify"), "onnx": ("export", "verify")}
 _LIBRARIES = {
-    "aoti": ("torch", "transformers", "diffusers", "torchao"),
+    "aoti": ("torch", "transformers", "diffusers", "torchao", "timm", "torchvision", "torch_geometric"),
     "onnx": ("torch", "transformers", "diffusers", "onnx", "onnxscript", "onnxruntime"),
 }
 Results = dict[str, Any]
@@ -71,8 +73,8 @@ class Setup:
         return ["--format", self.format, "--device", self.device, "--dtype", self.dtype, *tf32]
 
 
-def run(names: Sequence[str], setup: Setup, output: Path, *, again: bool) -> None:
-    """Runs models that the file has no result of, each step in a process of its own."""
+def run(names: Sequence[str], setup: Setup, output: Path, *, again: bool, jobs: int = 1) -> None:
+    """Runs models that the file has no result of, `jobs` at a time, each step in a process of its own."""
     document: Results = {**asdict(setup), "models": {}}
     if output.exists():
         document = json.loads(output.read_text())
@@ -80,18 +82,21 @@ def run(names: Sequence[str], setup: Setup, output: Path, *, again: bool) -> Non
         sys.exit(f"{output} has results of {found.device} in {found.precision}")
     document["versions"] = {name: version(name) for name in _LIBRARIES[setup.format]}
     document["machine"] = _machine(setup.device)
+    wanted = []
     for name in names or CATALOGUE:
         if name in document["models"] and not again:
             continue
-        model = CATALOGUE[name]
-        if missing := [module for module in model.needs if importlib.util.find_spec(module) is None]:
+        if missing := [module for module in CATALOGUE[name].needs if importlib.util.find_spec(module) is None]:
             print(f"{name}: left out, {', '.join(missing)} is not installed", file=sys.stderr)
             continue
-        document["models"][name] = result = run_model(model, setup)
-        temporary = output.with_suffix(".part")
-        temporary.write_text(f"{in_lines(document)}\n")
-        temporary.replace(output)
-        print(f"{name}: {result['ended']}", file=sys.stderr)
+        wanted.append(name)
+    with ThreadPool(jobs) as pool:
+        for name, result in pool.imap_unordered(lambda name: (name, run_model(CATALOGUE[name], setup)), wanted):
+            document["models"][name] = result
+            temporary = output.with_suffix(".part")
+            temporary.write_text(f"{in_lines(document)}\n")
+            temporary.replace(output)
+            print(f"{name}: {result['ended']}", file=sys.stderr)
 
 
 def run_model(model: Model, setup: Setup) -> Results:
@@ -163,9 +168,10 @@ _INTRODUCTION = """\
 # Models that were exported
 
 Written by `make docs` from [real runs](../../benchmarks/models) of `python -m tools.models_table`. The models are
-[small, with random weights](../../tools/model_catalogue.py); the batch and the length of texts vary. ✓: exported,
-packaged, and twelve calls verified against eager at other sizes, each step in a process of its own. A number: the
-reason below. An empty cell: not run. ONNX models ran on ONNX Runtime. The results say how long each step took.
+[small, with random weights](../../tools/model_catalogue.py); the batch varies, and with many the length of texts and
+sounds or the size of images. ✓: exported, packaged, and twelve calls verified against eager at other sizes, each step in
+a process of its own. A number: the reason below. An empty cell: not run. ONNX models ran on ONNX Runtime. The results
+say how long each step took.
 """
 
 
@@ -241,6 +247,7 @@ def main() -> None:
     running.add_argument("--tf32", action="store_true", help="let eager and the packages round float32 to TF32")
     running.add_argument("-o", "--output", type=Path, required=True)
     running.add_argument("--again", action="store_true", help="run models that have a result as well")
+    running.add_argument("--jobs", type=int, default=1, metavar="N", help="run N models at a time")
     writing = commands.add_parser("page")
     writing.add_argument("results", nargs="+", type=Path)
     options = parser.parse_args()
@@ -250,7 +257,7 @@ def main() -> None:
         if options.tf32 and options.dtype != "float32":
             parser.error("--tf32 is for --dtype float32")
         setup = Setup(options.device, options.dtype, options.tf32, options.format)
-        run(options.names, setup, options.output, again=options.again)
+        run(options.names, setup, options.output, again=options.again, jobs=options.jobs)
     else:
         print(page(json.loads(path.read_text()) for path in options.results), end="")
 

@@ -1,8 +1,9 @@
-"""Models for the catalogue that are not of transformers: plain PyTorch, control flow, diffusers, torchao, our own."""
+"""Models for the catalogue that are not of transformers: plain PyTorch, other libraries, our own."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from exportkit import ExportSpec
-from tools.model_catalogue import model, text_encoder
+from tools.model_catalogue import IMAGES, image, model, text_encoder
 
 # --- plain PyTorch ----------------------------------------------------------------------------------------------------
 
@@ -234,6 +235,78 @@ def autoencoder() -> ExportSpec:
         (torch.randn(2, 4, 8, 12),),
         dynamic_shapes={"latents": {0: "batch[1:8]", 2: "rows[2:32]", 3: "columns[2:32]"}},
     )
+
+
+# --- timm and torchvision ---------------------------------------------------------------------------------------------
+
+
+def timm_model(name: str, size: int, **settings: Any) -> ExportSpec:
+    """Returns a model of timm for images of one size."""
+    module = importlib.import_module("timm").create_model(name, pretrained=False, **settings)
+    return ExportSpec(module, (image(size),), dynamic_shapes={"x": IMAGES})
+
+
+@model("MobileNet v4", "convolutions", "timm", "torchvision")
+def mobilenet_v4() -> ExportSpec:
+    return timm_model("mobilenetv4_conv_small_035", 64)
+
+
+@model("MaxViT", "vision", "timm", "torchvision")
+def maxvit() -> ExportSpec:
+    return timm_model("test_maxvit", 160)
+
+
+@model("EVA-02", "vision", "timm", "torchvision")
+def eva02() -> ExportSpec:
+    return timm_model("eva02_tiny_patch14_224", 56, img_size=56, depth=2)
+
+
+@model("RAFT", "optical flow", "torchvision")
+def raft() -> ExportSpec:
+    module = importlib.import_module("torchvision.models.optical_flow").raft_small(weights=None)
+    sizes = {"image1": {0: "batch[1:4]"}, "image2": {0: "batch[1:4]"}}
+    inputs = {"image1": image(128), "image2": image(128), "num_flow_updates": 2}
+    return ExportSpec(module, example_kwargs=inputs, dynamic_shapes=sizes)
+
+
+@model("LR-ASPP", "segmentation", "torchvision")
+def lraspp() -> ExportSpec:
+    segmentation = importlib.import_module("torchvision.models.segmentation")
+    module = segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None)
+    return ExportSpec(module, (image(64),), dynamic_shapes={"input": IMAGES})
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+
+
+def graph_network(name: str) -> ExportSpec:
+    """Returns a model of torch_geometric for any number of nodes and of edges between them."""
+
+    def draw(sizes: Mapping[str, int], generator: torch.Generator | None) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        edges = torch.randint(sizes["nodes"], (2, sizes["edges"]), generator=generator)
+        return (torch.randn(sizes["nodes"], 16, generator=generator), edges), {}
+
+    return ExportSpec(
+        getattr(importlib.import_module("torch_geometric.nn"), name)(16, 16, num_layers=2, out_channels=5),
+        draw({"nodes": 7, "edges": 19}, None)[0],
+        dynamic_shapes={"x": {0: "nodes[2:100]"}, "edge_index": {1: "edges[2:1000]"}},
+        draw_inputs=draw,
+    )
+
+
+@model("GCN", "graphs", "torch_geometric")
+def gcn() -> ExportSpec:
+    return graph_network("GCN")
+
+
+@model("GraphSAGE", "graphs", "torch_geometric")
+def graph_sage() -> ExportSpec:
+    return graph_network("GraphSAGE")
+
+
+@model("GAT", "graphs", "torch_geometric")
+def gat() -> ExportSpec:
+    return graph_network("GAT")
 
 
 # --- quantized --------------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
+import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +14,8 @@ from typing import Any
 import pytest
 
 from exportkit import ExportSpec
-from tools import model_catalogue, models_table, more_models
-from tools.model_catalogue import CATALOGUE
+from tools import models_table, more_models
+from tools.model_catalogue import CATALOGUE, Model
 from tools.models_table import Setup, page, run
 
 RESULTS: dict[str, Any] = {
@@ -39,11 +41,11 @@ RESULTS: dict[str, Any] = {
 
 
 def test_every_model_of_the_catalogue_has_its_own_title_and_a_function_that_makes_it() -> None:
-    assert len(CATALOGUE) >= 30
+    assert len(CATALOGUE) >= 72
     assert max(Counter(model.title for model in CATALOGUE.values()).values()) == 1
     for name, model in CATALOGUE.items():
         module, _, function = model.source.partition(":")
-        maker = getattr({"tools.model_catalogue": model_catalogue, "tools.more_models": more_models}[module], function)
+        maker = getattr(importlib.import_module(module), function)
         assert function == name
         assert inspect.signature(maker).return_annotation == "ExportSpec"
 
@@ -106,6 +108,19 @@ def test_a_run_goes_on_where_it_was_stopped(commands: list[list[str]], tmp_path:
     assert (models["gru"]["ended"], models["gru"]["said"]) == ("verify failed", "cases, case 0: off by one")
     with pytest.raises(SystemExit, match="has results of cpu in float32"):
         run(["gru"], Setup(dtype="bfloat16"), output, again=False)
+
+
+def test_several_models_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    def run_model(model: Model, setup: Setup) -> dict[str, Any]:
+        both.wait()
+        return {"ended": "ok", "title": model.title}
+
+    monkeypatch.setattr(models_table, "run_model", run_model)
+    run(["lstm", "gru"], Setup(), tmp_path / "results.json", again=False, jobs=2)
+    models = json.loads((tmp_path / "results.json").read_text())["models"]
+    assert {name: result["title"] for name, result in models.items()} == {"lstm": "LSTM", "gru": "GRU"}
 
 
 def test_tf32_is_asked_for_at_export_and_named_in_the_file_and_on_the_page(
