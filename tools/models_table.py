@@ -169,9 +169,9 @@ _INTRODUCTION = """\
 
 Written by `make docs` from [real runs](../../benchmarks/models) of `python -m tools.models_table`. The models are
 [small, with random weights](../../tools/model_catalogue.py); the batch varies, and with many the length of texts and
-sounds or the size of images. ✓: exported, packaged, and twelve calls verified against eager at other sizes, each step in
-a process of its own. A number: the reason below. An empty cell: not run. ONNX models ran on ONNX Runtime. The results
-say how long each step took.
+sounds or the size of images. ✓: exported, packaged, and twelve calls verified against eager at other sizes, each step
+in a process of its own. A number: the reason below. An empty cell: not run. ONNX models ran on ONNX Runtime. The
+results say how long each step took.
 """
 
 
