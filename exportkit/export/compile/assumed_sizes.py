@@ -13,8 +13,8 @@ import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 from exportkit.errors import ExportError
-from exportkit.export.sizes.guards import placed_relation
-from exportkit.export.sizes.tried_sizes import Ranges, counterexamples
+from exportkit.export.sizes.guards import judged_conditions, placed_relation
+from exportkit.export.sizes.tried_sizes import Ranges, counterexamples, holds
 from exportkit.export.torch_patches.patched import DOOR, patched
 
 _ASKING = ("/symbolic_shapes.py", "/sym_node.py", "/recording.py", "/torch/__init__.py", DOOR)
@@ -39,9 +39,11 @@ def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
     """Raises AssumedSizeError where a condition on declared sizes that they do not all fulfil is noted.
 
     Torch takes such a condition for granted from then on, and compiled code checks none. What is asked to choose a
-    layout is forgiven, as while tracing: the cases hold the code against eager. A condition on sizes that depend on
-    data cannot be noted, and raises, too.
+    layout is forgiven, and what fails only where a condition fails that eager has judged: the cases hold the code
+    against eager there. A condition on sizes that depend on data cannot be noted, and raises, too.
     """
+    judged = judged_conditions(program)
+    forgiven: set[sympy.Basic] = set()
     ranges: Ranges = {
         symbol: (max(int(range_.lower), 2), int(range_.upper))
         for symbol, range_ in program.range_constraints.items()
@@ -53,12 +55,17 @@ def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
             symbols: set[sympy.Symbol] = getattr(guard, "free_symbols", set())
             declared = prefix == "eval" and symbols and symbols <= ranges.keys()  # else checked where code runs
             if declared and not _of_layout(guard) and counterexamples(guard, ranges):
-                raise AssumedSizeError(placed_relation(guard, env))
+                if not any(holds(sympy.Or(guard, sympy.Not(each)), ranges) for each in judged):
+                    raise AssumedSizeError(placed_relation(guard, env))
+                forgiven.add(guard)
             log_guard(env, prefix, guard, *rest, **named)
 
         return look
 
-    with patched("ShapeEnv._log_guard", looking):
+    def concluding(conclude: Callable[..., None]) -> Callable[..., None]:
+        return lambda env, guard: None if guard in forgiven else conclude(env, guard)
+
+    with patched("ShapeEnv._log_guard", looking), patched("ShapeEnv._maybe_guard_rel", concluding):
         try:
             yield
         except Exception as error:

@@ -55,6 +55,7 @@ def changed_inductor() -> Iterator[None]:
             _slices_with_two_ends,
             _kernels_of_libraries,
             values_before_writes,
+            _padding_by_hints,
         ):
             changes.enter_context(change())
         changes.enter_context(operators_as_called())
@@ -104,6 +105,18 @@ def _whole_rows() -> AbstractContextManager[None]:
         return joined
 
     return patched("sizevars.join_dimensions", with_sums)
+
+
+def _padding_by_hints() -> AbstractContextManager[None]:
+    """Lets Inductor decide whether it pads a product without a condition on the product's sizes.
+
+    torch 2.11 asks `K > M` of a product in bfloat16, and takes the answer for the example for granted at all sizes.
+    """
+
+    def by_hints(bound: Callable[..., bool]) -> Callable[..., bool]:
+        return lambda *sizes: bound(*(size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes))
+
+    return patched("pad_mm.is_mm_compute_bound", by_hints)
 
 
 def _divided_loops() -> AbstractContextManager[None]:

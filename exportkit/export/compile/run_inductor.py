@@ -110,6 +110,8 @@ def _compiled(
             # torch 2.13 copies its own deprecated LeafSpec.
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
             module = returning_tensors(program.module(check_guards=False))
+            if device.type == "cuda":
+                without_cudnn(module)
             if left_to_eager:
                 with_tensors(module, left_to_eager)
             contexts.enter_context(compilable_branches(module))
@@ -155,6 +157,15 @@ def _uncompiled(
     refusal = fixes.refusal(at) if fixes else refused_by_compiler(said, program, at)
     places = [place for node in nodes for place in can_leave(node, program)]
     return UncompiledError(said, refusal, at, places)
+
+
+def without_cudnn(module: torch.fx.GraphModule) -> None:
+    """Replaces an operator that torch takes for cuDNN's at some sizes, which no code can call, in place."""
+    for node in module.graph.nodes:
+        if node.target is torch.ops.aten.grid_sampler.default:
+            flat = node.args[0].meta["val"].dim() == 4
+            node.target = getattr(torch.ops.aten, "grid_sampler_2d" if flat else "grid_sampler_3d").default
+    module.recompile()
 
 
 def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:

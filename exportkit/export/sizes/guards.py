@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import sympy
 import torch
@@ -98,6 +99,7 @@ class GuardLog:
         for guard in untrue:
             for implied, _ in env.get_implications(env.simplify(guard.expr)):
                 env.axioms.pop(implied, None)  # else the compiler takes it for granted
+        _JUDGED[env] = [guard.expr for guard in untrue]
         env.guards = [guard for guard in env.guards if guard not in untrue]
         env._maybe_evaluate_static.cache_clear()
         program._guards_code = _convert_guards_to_code(program.graph_module)
@@ -180,6 +182,14 @@ class GuardLog:
         if not isinstance(guard, sympy.Basic):
             return None
         return self.declared.in_names(guard, _places_of_symbols(env))
+
+
+_JUDGED: WeakKeyDictionary[ShapeEnv, Sequence[sympy.Basic]] = WeakKeyDictionary()
+
+
+def judged_conditions(program: torch.export.ExportedProgram) -> Sequence[sympy.Basic]:
+    """Returns the conditions, in the symbols of a newly traced program, that fail where it was held against eager."""
+    return _JUDGED.get(_get_shape_env(program.graph_module), ())
 
 
 @contextmanager

@@ -181,6 +181,11 @@ _TABLE = (
         },
     ),
     *_patches(
+        "Whether a product is padded, which is a matter of speed, becomes no condition on sizes.",
+        "docs/upstream/conditions-on-sizes.md",
+        {"torch._inductor.fx_passes.pad_mm:is_mm_compute_bound": "(M, K, N, dtype)"},
+    ),
+    *_patches(
         "Small convolutions become products, shared heads queries, and what is left to eager stays whole.",
         "docs/upstream/operators-left-to-eager.md",
         {"torch._inductor.compile_fx:select_decomp_table": "()"},
