@@ -20,21 +20,14 @@ MANIFEST_NAME = "exportkit/manifest.json"
 
 
 class Strict(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False, kw_only=True):
-    """A part of a manifest. FORMAT.md has the allowed values, and csrc/package checks them.
-
-    Subclasses inherit `frozen` from msgspec; they repeat it for type checkers, which do not know that.
-    """
+    """A part of a manifest. FORMAT.md has the allowed values. Subclasses repeat `frozen` for type checkers."""
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
 class Dimension(Strict, frozen=True):
-    """A named number that may differ between calls, min <= n <= max.
-
-    `tried` has values at which a condition on sizes begins or ends to hold, that the code was traced under; it may be
-    absent.
-    """
+    """A named number that may differ between calls, min <= n <= max. `tried`: where conditions of the trace end."""
 
     name: str
     min: int

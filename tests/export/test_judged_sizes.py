@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from exportkit import ExportSpec
+from exportkit.export.artifact import export_aoti
 from exportkit.export.models.call_signature import describe_call
 from exportkit.export.sizes.shapes import dynamic_sizes
 from exportkit.export.trace.judged_sizes import export_judged
 from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask
+from exportkit.runtime.loader import load
 
 Block = Callable[[Tensor, int], Tensor]
 
@@ -191,3 +194,28 @@ def test_ways_that_no_program_takes_both_are_refused(fork: Block, example: tuple
     with pytest.raises(RefusedByTorchError) as caught:
         traced(Chain([(fork, 3)]), image(*example))
     assert any("than eager at batch=" in each for each in caught.value.tried)
+
+
+class Chunks(torch.nn.Module):
+    """A scan in chunks of 16, of which there may be one: code that reshapes asks for more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, width = x.shape
+        if (missing := -n % 16) > 0:
+            x = F.pad(x, (0, 0, 0, missing))
+        rows = x.reshape(b, -1, 16, width)
+        return (rows.cumsum(2) + rows.sum(1, keepdim=True)).reshape(b, -1, width)[:, :n]
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_code_is_right_on_both_sides_of_what_eager_has_judged(tmp_path: Path) -> None:
+    shapes = {"x": {0: "batch[1:3]", 1: "n[2:64]"}}
+    spec = ExportSpec(model=Chunks(), example_inputs=(torch.randn(2, 40, 8),), dynamic_shapes=shapes)
+    (method,) = export_aoti(spec, tmp_path / "chunks.pt2").methods
+    tried = method.call.dimensions[1].tried
+    assert tried and min(tried) <= 16 < max(tried)
+    with load(tmp_path / "chunks.pt2") as model:
+        for n in (2, 15, 16, 17, 32, 33, 64):
+            x = torch.randn(2, n, 8)
+            torch.testing.assert_close(model(x), spec.model(x))

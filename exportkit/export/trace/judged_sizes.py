@@ -97,6 +97,7 @@ class _Judge:
         progress: Called with a description of each step.
         tried: The sizes at which all programs are tried.
         illegal: Whether eager refuses declared sizes.
+        _failing: Which conditions of the first trace fail at each size, and whether its program was right there.
     """
 
     task: TracingTask
@@ -104,7 +105,7 @@ class _Judge:
     progress: Progress
     tried: list[Sizes] = field(default_factory=list)
     illegal: bool = False
-    _conditions: dict[sympy.Basic, bool] = field(default_factory=dict)  # whether a program was right where it fails
+    _failing: list[tuple[Sequence[sympy.Basic], bool]] = field(default_factory=list)
     _answers: dict[str, list[torch.Tensor] | None] = field(default_factory=dict)
     _said: list[str] = field(default_factory=list)
 
@@ -117,10 +118,7 @@ class _Judge:
         program, log = call_export(torch.export.export, task, sizes, assumed=None)
         correct_branches(program)
         log.drop_untrue(program)
-        conditions = log.hypotheses()
-        for each in conditions:
-            self._conditions.setdefault(each, False)
-        return _TracedFrom(program, log.declared, conditions)
+        return _TracedFrom(program, log.declared, log.hypotheses())
 
     def wrong(self, found: _TracedFrom) -> list[Sizes]:
         """Returns the sizes at which a program does not answer what eager answers, and where it says most first."""
@@ -133,13 +131,12 @@ class _Judge:
         for values in [*added, *self.tried]:
             failing = [c for c in found.conditions if not holds_at(c, {s: values[s.name] for s in c.free_symbols})]
             expected = self._expected(values, failing)
-            if expected is None:
-                continue
-            if problem := self._problem(run, values, expected):
+            problem = None if expected is None else self._problem(run, values, expected)
+            if problem:
                 wrong.append(values)
                 self._said.append(f"traced at {label_of(found.declared.example)}, it {problem} at {label_of(values)}")
-            else:
-                self._conditions.update(dict.fromkeys(failing, True))
+            if found.declared.example == self.sizes.example:
+                self._failing.append((failing, expected is not None and not problem))
         self.tried += [each for each in added if self._answers[label_of(each)] is not None]
         return wrong
 
@@ -149,14 +146,17 @@ class _Judge:
 
     def refusal(self) -> RefusedByTorchError:
         """Returns why no program does: as torch.export says it, where it may take for granted what fails nowhere."""
-        right = {each for each, right in self._conditions.items() if right}
-        assumed = right if len(right) < len(self._conditions) else set()
+        harmless = {each for failing, right in self._failing if right for each in failing}
+        for failing, right in self._failing:
+            if not right and harmless.issuperset(failing):
+                harmless.difference_update(failing)  # together they are not
         try:
-            _, log = export_strictly(self.task, self.sizes, assumed)
+            _, log = export_strictly(self.task, self.sizes, harmless)
         except RefusedByTorchError as refused:
             refused.tried = tuple(self._said)
             return refused
-        names = sorted({s.name for each in self._conditions if each not in assumed for s in each.free_symbols})
+        blamed = {each for failing, _ in self._failing for each in failing} - harmless
+        names = sorted({symbol.name for each in blamed for symbol in each.free_symbols} or self.sizes.example)
         error = ValueError(f"Constraints violated ({', '.join(names)})!")
         return RefusedByTorchError(error, self.sizes, log, tuple(self._said))
 
