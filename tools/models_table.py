@@ -16,6 +16,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -154,7 +155,7 @@ def page(documents: Iterable[Results]) -> str:
         results = [columns[setup].get(name) for setup in setups]
         if any(results):
             cells = [_cell(result, reasons) for result in results]
-            lines.append(f"| {model.title} | {model.kind} | {' | '.join(cells)} |")
+            lines.append(f"| {model.title} | {model.kind} |{'|'.join(cells)}|")
     good = [sum(result["ended"] == "ok" for result in columns[setup].values()) for setup in setups]
     counts = [f"{passed} of {len(columns[setup])}" for passed, setup in zip(good, setups)]
     lines += [f"| verified | | {' | '.join(counts)} |"]
@@ -163,6 +164,7 @@ def page(documents: Iterable[Results]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_LONGEST = 110  # letters of a reason
 _DTYPES = ("float32", "bfloat16", "float16")
 _INTRODUCTION = """\
 # Models that were exported
@@ -181,7 +183,9 @@ def _cell(result: Results | None, reasons: dict[str, int]) -> str:
         return "✓" if result else ""
     first, *others = result["said"].splitlines()
     detail = f" {others[0].strip()}" if others and first.endswith(":") else ""
-    reason = f"torch {result['torch']}, {result['ended']}, exit code {result['exit_code']}: {first}{detail}"
+    told = re.sub(r":? `[^`]*`", "", f"{first}{detail}")  # the file and the line suffice
+    told = told if len(told) <= _LONGEST else f"{told[:_LONGEST].rpartition(' ')[0]} ..."
+    reason = f"torch {result['torch']}, {result['ended']}: {told}"
     return str(reasons.setdefault(reason, len(reasons) + 1))
 
 

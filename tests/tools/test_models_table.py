@@ -62,16 +62,16 @@ def test_the_page_has_a_tick_or_a_reason_for_each_result() -> None:
     onnx = {**RESULTS, "format": "onnx", "models": {"bert": RESULTS["models"]["bert"]}}
     assert table([RESULTS]) == [
         "| model | kind | CPU float32 |",
-        "| BERT | text encoder | 1 |",
-        "| U-Net | convolutions | ✓ |",
+        "| BERT | text encoder |1|",
+        "| U-Net | convolutions |✓|",
         "| verified | | 1 of 2 |",
         "| torch | | 2.11 |",
     ]
-    assert "\n1. torch 2.11, export failed, exit code 1: it cannot\n" in page([RESULTS])
+    assert "\n1. torch 2.11, export failed: it cannot\n" in page([RESULTS])
     assert table([newer, onnx, RESULTS])[:3] == [
         "| model | kind | CPU float32 | ONNX float32 |",
-        "| BERT | text encoder | ✓ | 1 |",
-        "| U-Net | convolutions | ✓ |  |",
+        "| BERT | text encoder |✓|1|",
+        "| U-Net | convolutions |✓||",
     ]
 
 
@@ -145,7 +145,7 @@ def test_onnx_models_are_exported_and_verified_without_packaging(commands: list[
     assert export[export.index("-o") + 1] == verify[4]
     document = json.loads(output.read_text())
     assert "onnxruntime" in document["versions"]
-    assert table([document])[:2] == ["| model | kind | ONNX float32 |", "| LSTM | recurrent | ✓ |"]
+    assert table([document])[:2] == ["| model | kind | ONNX float32 |", "| LSTM | recurrent |✓|"]
     with pytest.raises(SystemExit, match="has results of cpu in float32, ONNX Runtime"):
         run(["gru"], Setup(), output, again=False)
 
