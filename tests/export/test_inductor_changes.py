@@ -283,7 +283,7 @@ def test_an_export_does_not_wait_for_another_one_s_compiler(tmp_path: Path) -> N
 def test_integers_that_a_call_leaves_to_their_defaults_are_written_down() -> None:
     """tests/export/shapes_models.py compiles and runs such a call."""
     serializer = GraphModuleSerializer(None, [])  # type: ignore[arg-type]  # it needs no signature here
-    with changed_inductor():
+    with changed_inductor(), V.set_graph_handler(SimpleNamespace(device_type="cpu")):
         (alpha,) = serializer.serialize_inputs(torch.ops.aten.index_add.default, ())
         given = serializer.serialize_inputs(torch.ops.aten.index_add.default, (), {"alpha": 2})
         none = serializer.serialize_inputs(torch.ops.aten.amax.default, ())

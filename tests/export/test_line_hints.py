@@ -209,10 +209,6 @@ PAIRS = {
         lambda x: torch.cat([x, x[: builtins.len(x) - 1]]), "x.shape[0] for len(x)",
         lambda x: torch.cat([x, x[: x.shape[0] - 1]]), (X,), ROWS,
     ),
-    "distances": Pair(
-        lambda x: torch.cdist(x, torch.ones(8, 8)), 'compute_mode="donot_use_mm_for_euclid_dist"',
-        lambda x: torch.cdist(x, torch.ones(8, 8), compute_mode="donot_use_mm_for_euclid_dist"), (X,), ROWS,
-    ),
     "covariance": Pair(lambda x: torch.cov(x), "d @ d.T / (x.shape[1] - 1) for torch.cov(x)", covariance, (X,), ROWS),
     "correlation": Pair(
         lambda x: torch.corrcoef(x), "divided by s[:, None] * s with s = x.std(1)",

@@ -75,11 +75,6 @@ _SIZES = (
         "Or write x.shape[0] for len(x), which takes every size: Python makes a number of len(x).",
     ),
     (
-        r"\bcdist\(.* needs ",
-        'Or write torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist"), which takes every size: without it, '
-        "torch chooses a formula by the rows.",
-    ),
-    (
         r"\bmath\.(sqrt|log\w*|exp|pow)\(.* needs \S+ == \d+$",
         "Or compute with a tensor, which takes every size: torch.scalar_tensor(n).sqrt() for math.sqrt(n).",
     ),

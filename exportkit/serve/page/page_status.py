@@ -33,7 +33,7 @@ def _model(model: ServedModel) -> dict[str, Any]:
         "version": model.version,
         "devices": list(model.devices),
         "batching": metadata["batching"],
-        "dimensions": [msgspec.structs.asdict(each) for each in call.dimensions],
+        "dimensions": msgspec.to_builtins(call.dimensions),
         "inputs": _tensors(call.inputs),
         "outputs": _tensors(call.outputs),
         "part": part_of(call),
