@@ -59,8 +59,8 @@ CHECKED_ARCHITECTURE = "9.0"  # compiles what is for Hopper alone, too
 CHECKED = "cuda-check"  # the folder of what is compiled but not installed, in the build folder
 DEBUG = os.environ.get("DEBUG", "0") == "1"
 
-# Messages and libraries name no build folder, nor where torch was. Signed integers wrap, as in compiled models.
-PLACELESS = ["-fPIC", "-fwrapv", f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={TORCH}/="]
+# Messages and libraries name no build folder, nor where torch was.
+PLACELESS = ["-fPIC", f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={TORCH}/="]
 # The C++ runtime uses the reader's classes, so that they are visible. What it allocates for hostile packages is bounded
 # by its own checks; the library's of bounds are kept all the same.
 PACKAGE_FLAGS = ["-std=c++20", *(["-O0", "-g"] if DEBUG else ["-O2"]), "-D_GLIBCXX_ASSERTIONS", "-Wall", "-Wextra",
