@@ -13,7 +13,6 @@ from torch import Tensor
 from exportkit import ExportSpec
 from exportkit.errors import UsageError
 from exportkit.export.artifact import export_program
-from exportkit.export.models.resolve import resolve
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest, NamedTupleNode, Node
 from exportkit.package.structure import unflatten
@@ -194,21 +193,6 @@ class DynamicCache:
 def test_a_cache_is_refused_with_what_to_give_instead(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"transformers.cache_utils.DynamicCache.*\n.*use_cache=False.*own-models.md"):
         exported(Applies(lambda x: (x, DynamicCache())), tmp_path)
-
-
-@pytest.mark.parametrize("parameters", ["*inputs", "**inputs"])
-@pytest.mark.parametrize("given", [(), ("x=float32[2,3]",)])
-def test_a_forward_without_named_parameters_is_told_to_name_them(
-    parameters: str, given: tuple[str, ...], tmp_path: Path
-) -> None:
-    source = (
-        f"import torch\n\nclass Net(torch.nn.Module):\n    def forward(self, {parameters}):\n        return inputs\n"
-    )
-    (tmp_path / f"variadic_{parameters.count('*')}.py").write_text(source)
-    with pytest.raises(
-        UsageError, match=r"\n.*Wrap the model in a module whose forward has them: `def forward\(self, x"
-    ):
-        resolve(f"{tmp_path}/variadic_{parameters.count('*')}.py:Net", inputs=given)
 
 
 def test_a_trace_does_not_depend_on_the_attention_kernels_of_the_machine(tmp_path: Path) -> None:
