@@ -58,7 +58,7 @@ checks its operators, records cases, and runs the traced program on them. `expor
 sizes that the class names. The programs of the modules in lists answered what eager answered. The others have the
 message, with the exit code if it is not 5. A named issue reports such a failure.
 
-Left out are what was tried at other sizes, "the model does not take every size that `batch` (x:0) was declared to have",
+Left out are what other sizes answered, "the model does not take every size that `batch` (x:0) was declared to have",
 "The model traces with it", "which is unknown when the model is compiled", "when it is called again with the same
 inputs". A letter stands for advice of several modules.
 """

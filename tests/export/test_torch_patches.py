@@ -74,7 +74,8 @@ def test_each_patch_is_used_and_says_where_torch_hears_of_it() -> None:
     assert PATCHES.keys() - used == set()
     upstream = {patch.upstream for patch in PATCHES.values()}
     files = {f"docs/upstream/{path.name}" for path in (ROOT / "docs" / "upstream").glob("*.md")}
-    assert {where for where in upstream if not where.startswith("https://github.com/")} == files
+    named = {where for where in upstream if not where.startswith("https://github.com/")}
+    assert named <= files  # the others are reports of wrong code that is left to eager
     assert all(patch.why.endswith(".") for patch in PATCHES.values())
 
 
