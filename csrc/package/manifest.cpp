@@ -89,9 +89,9 @@ constexpr auto device = one_of("cpu", "cuda");
 
 // --- objects -------------------------------------------------------------------------------------------------------
 
-constexpr auto dimension = object(field("name", &Dimension::name, symbol), field("min", &Dimension::min, count),
-                                  field("max", &Dimension::max, count),
-                                  optional_field("tried", &Dimension::tried, list(count)));
+constexpr auto dimension =
+    object(field("name", &Dimension::name, symbol), field("min", &Dimension::min, count),
+           field("max", &Dimension::max, count), optional_field("tried", &Dimension::tried, list(count)));
 
 Extent extent(JsonReader& json) {
   if (json.peek() != JsonReader::Kind::kObject) return count(json);
