@@ -2,12 +2,16 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "arr_coc/common/convert.h"
 
 namespace arr_coc {
 namespace {
+
+constexpr int64_t kBlock =
+    1024;  // so many squares are added in A: more would lose digits, with fewer lanes more of them
 
 // products = x weight, which may be x. Returns the sum of squares of x and the largest |product|; NaN wins.
 template <class A>
@@ -43,8 +47,14 @@ void run(const Cpu&, const RmsNormQuantize<T>& call) {
     std::vector<A> products(width);
     for (int64_t row = begin; row < end; ++row) {
       const A* values = accumulated(call.x + row * width, width, products);
-      const auto [squares, top] = look_at(values, weight, products.data(), width);
-      const A inverse_rms = 1 / std::sqrt(squares / A(width) + call.eps);
+      double squares = 0;
+      A top = 0;
+      for (int64_t d = 0; d < width; d += kBlock) {
+        const auto [part, size] = look_at(values + d, weight + d, products.data() + d, std::min(kBlock, width - d));
+        squares += part;
+        top = size > top || size != size ? size : top;
+      }
+      const A inverse_rms = A(1 / std::sqrt(squares / double(width) + call.eps));
       const A amax = top > 0 ? top * inverse_rms : top;  // a row of zeros stays zero even if 1 / rms is infinite
       const float step = float(amax / A(kQuantizedMax));
       call.scale[row] = step < kScaleMin ? 0 : step;

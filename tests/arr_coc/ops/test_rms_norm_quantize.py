@@ -16,11 +16,10 @@ def assert_is_the_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6)
     """Every entry within half a step of the norm, the largest at 127 exactly, the step the largest / 127."""
     quantized, scale = rms_norm_quantize(x, weight, eps)
     y = torch.nn.functional.rms_norm(x.double(), x.shape[-1:], weight.double(), eps)
-    rounding = 4e-6  # of a sum of 40,000 squares in float32, in the order that this CPU's vectors have
-    torch.testing.assert_close(scale.double(), y.abs().amax(-1) / 127, rtol=rounding, atol=0)
+    torch.testing.assert_close(scale.double(), y.abs().amax(-1) / 127, rtol=1e-5, atol=0)
     assert quantized.abs().amax(-1).eq(127).all()
     off = (quantized * scale.double().unsqueeze(-1) - y).abs()
-    assert (off <= scale.double().unsqueeze(-1) * (0.5 + 127 * rounding)).all()
+    assert (off <= scale.double().unsqueeze(-1) * (0.5 + 1e-4)).all()
 
 
 @settings(deadline=None, max_examples=60)
