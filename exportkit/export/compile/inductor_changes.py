@@ -210,7 +210,7 @@ def _positions_that_wrap() -> AbstractContextManager[None]:
         def propagated(handler: IndexPropagation, name: str, args: Any, kwargs: Any) -> IndexPropVar:
             found = propagate(handler, name, args, kwargs)
             kept = not found.is_symbolic or _holds_all(found.value, dict(handler.var_to_range))
-            return found if kept else handler.fallback(name, args, kwargs)  # type: ignore[return-value]
+            return found if kept else handler.fallback(name, args, kwargs)  # type: ignore[return-value]  # of one name, it is one result
 
         return propagated
 
