@@ -39,6 +39,9 @@ _NUMBERED = ("as_scalar_type", "as_layout", "as_memory_format")
 _NUMBERED_SINCE = "2.12"
 """torch 2.11 takes the numbers that torch.export has for dtypes for its own: int64 is float16 to an operator."""
 
+_SCATTER_LOSES_ITS_DTYPE = ("2.11", "2.12")
+"""Where a number is scattered into a constant, Inductor of these writes int64 for 1: pytorch/pytorch#186481."""
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -143,6 +146,8 @@ def _code(
         }
         if hasattr(config.aot_inductor, "enable_line_tables"):  # not in torch 2.11, which makes none
             options["aot_inductor.enable_line_tables"] = False
+        if torch_minor() in _SCATTER_LOSES_ITS_DTYPE:
+            options["optimize_scatter_upon_const_tensor"] = False
         if device.type == "cuda":
             # ld and objcopy put the kernels into the library. Without these tools the kernels are files beside it.
             options["aot_inductor.embed_kernel_binary"] = bool(shutil.which("ld") and shutil.which("objcopy"))
