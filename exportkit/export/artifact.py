@@ -150,8 +150,14 @@ def _saved(program: torch.export.ExportedProgram) -> bytes:
     """Returns a program as torch.export.save writes it.
 
     Raises:
-        ExportError: torch cannot write it.
+        ExportError: torch cannot write it, or cannot read what it writes.
     """
+    for at, output in enumerate(program.graph_signature.output_specs):
+        if isinstance(value := getattr(output.arg, "value", None), str):
+            raise ExportError(
+                f"torch {torch.__version__} cannot read a program whose output {at} is a text, {value!r}",
+                hint="--format aoti compiles the program and does not write it. Or return tensors only.",
+            )
     buffer = io.BytesIO()
     with quiet_torch():
         try:

@@ -69,10 +69,10 @@ def _new_tensor(like: torch.Tensor, data: Any, **named: Any) -> torch.Tensor:
 
 
 def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **named: Any) -> torch.Tensor:
-    """Computes as eager's kernel does. torch's own takes no symbol for the number of steps."""
+    """Computes as eager's kernel for floating point does. torch's own makes numbers of symbols, and fixes the sizes."""
     dtype = dtype or torch.get_default_dtype()
-    if not dtype.is_floating_point or named.pop("out", None) is not None:
-        raise NotImplementedError(f"torch.linspace of {dtype}")
+    if not dtype.is_floating_point or named.get("out") is not None:
+        return torch.linspace(start, end, steps, dtype=dtype, **named)
     position = torch.arange(steps, dtype=torch.promote_types(dtype, torch.float32), **named)
     step = (end - start) / torch.sym_max(steps - 1, 1)
     # From both ends, so that the last is exact. The first alone is `start`.
