@@ -145,7 +145,7 @@ TORCH_LIBRARY(argument_kinds, m) {
   m.def("add_to(Tensor(a!) x, Tensor?[] more) -> ()");
 }
 
-TORCH_LIBRARY_IMPL(argument_kinds, CPU, m) {
+void implement(torch::Library& m) {
 #define IMPLEMENT(kind, type) m.impl(named(kind).c_str(), &add<type>);
   KINDS(IMPLEMENT)
   m.impl("mixed", &mixed);
@@ -155,3 +155,6 @@ TORCH_LIBRARY_IMPL(argument_kinds, CPU, m) {
   m.impl("between", &between);
   m.impl("add_to", &add_to);
 }
+
+TORCH_LIBRARY_IMPL(argument_kinds, CPU, m) { implement(m); }
+TORCH_LIBRARY_IMPL(argument_kinds, CUDA, m) { implement(m); }

@@ -18,6 +18,7 @@ from exportkit.export.trace.preflight import check_operators
 from exportkit.export.trace.trace import trace
 from exportkit.libraries import load_library
 from exportkit.progress import silent
+from tests.conftest import DEVICES
 from tests.export import argument_models
 from tests.export.argument_models import SIZE, Calls
 from tests.fixtures import stable_library
@@ -32,9 +33,10 @@ def library() -> Path:
 
 
 @pytest.mark.slow
-def test_every_value_that_is_taken_arrives(library: Path, tmp_path: Path) -> None:
-    model = f"{argument_models.__file__}:everything"
-    for words in (["export", model, "-o", "out.pt2"], ["package", "out.pt2", "-o", "package.pt2"]):
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_value_that_is_taken_arrives(library: Path, device: str, tmp_path: Path) -> None:
+    export = ["export", f"{argument_models.__file__}:everything", "--device", device, "-o", "out.pt2"]
+    for words in (export, ["package", "out.pt2", "-o", "package.pt2"]):
         done = run_exportkit(*words, "--op-library", str(library), cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
 
