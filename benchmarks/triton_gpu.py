@@ -7,7 +7,8 @@ client, and 16 with a process each, send inputs that lie in GPU memory and get t
 package, with CUDA graphs, in this process: a call that is waited for, the same where the GPU had nothing to do before,
 as between the requests of one client, and calls that follow one another. Inputs rotate. A model with state has a
 session or a sequence for each. Clients speak HTTP over a socket, so that they cost little. Rounds take turns; the
-medians count.
+medians count. The one client waits for its answer in two ways: asleep, and asking the socket again and again, as the
+direct caller does with the GPU.
 """
 
 from __future__ import annotations
@@ -42,18 +43,25 @@ _PAUSE = 0.0002  # seconds in which a GPU has nothing to do, as between the requ
 _DTYPES = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16", "int64": "INT64", "int32": "INT32", "bool": "BOOL"}
 _CLIENT = """
 import itertools, json, socket, sys, time
-port, seconds, pairs = int(sys.argv[1]), float(sys.argv[2]), json.load(sys.stdin)
+port, seconds, polls, pairs = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "polls", json.load(sys.stdin)
 firsts, bodies = [first.encode() for first, _ in pairs], itertools.cycle([body.encode() for _, body in pairs])
 with socket.create_connection(("127.0.0.1", port)) as line:
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def received():
+        while polls:
+            try:
+                return line.recv(65536, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                pass
+        return line.recv(65536)
     def ask(body):
         line.sendall(body)
-        answer = line.recv(65536)
+        answer = received()
         head, _, rest = answer.partition(b"\\r\\n\\r\\n")
         assert head.startswith(b"HTTP/1.1 200"), answer
         size = int(head.lower().partition(b"content-length:")[2].split()[0])
         while len(rest) < size:
-            rest += line.recv(65536)
+            rest += received()
     for first in firsts: ask(first)
     for _ in range(5): ask(next(bodies))
     times, end = [], time.time() + seconds
@@ -123,12 +131,14 @@ def _measured(model: exportkit.Model, name: str, size: str, port: int) -> dict[s
         turns = itertools.cycle(calls)
         waited, rested = _waited(turns, 0), _waited(turns, _PAUSE)
         direct_rate = _calls_a_second(turns, max(20, int(_SECONDS / 2 / waited)))
-        one, many = _clients(port, [bodies]), _clients(port, [[body] for body in bodies])
-        rounds.append((waited, rested, statistics.median(one[0]), direct_rate, sum(map(len, many)) / _SECONDS))
-    direct, rested, triton, direct_rate, triton_rate = map(statistics.median, zip(*rounds))
+        asleep, polling = (statistics.median(_clients(port, [bodies], polls=each)[0]) for each in (False, True))
+        many = _clients(port, [[body] for body in bodies])
+        rounds.append((waited, rested, asleep, polling, direct_rate, sum(map(len, many)) / _SECONDS))
+    direct, rested, asleep, polling, direct_rate, triton_rate = map(statistics.median, zip(*rounds))
     batch = sizes[call.dimensions[0].name]
     row = {"model": name, "size": size, "direct_ms": 1e3 * direct, "direct_after_pause_ms": 1e3 * rested}
-    row |= {"triton_ms": 1e3 * triton, "direct_rows": batch * direct_rate, "triton_rows": batch * triton_rate}
+    row |= {"triton_ms": 1e3 * asleep, "triton_polled_ms": 1e3 * polling}
+    row |= {"direct_rows": batch * direct_rate, "triton_rows": batch * triton_rate}
     print(json.dumps(row), flush=True)
     return row
 
@@ -207,9 +217,9 @@ def _calls_a_second(calls: Iterator[Callable[[], object]], count: int) -> float:
     return count / (time.perf_counter() - begin)
 
 
-def _clients(port: int, bodies: list[list[tuple[str, str]]]) -> list[list[float]]:
+def _clients(port: int, bodies: list[list[tuple[str, str]]], *, polls: bool = False) -> list[list[float]]:
     """Returns the seconds of each client's requests, whose bodies rotate."""
-    command = [sys.executable, "-c", _CLIENT, str(port), str(_SECONDS)]
+    command = [sys.executable, "-c", _CLIENT, str(port), str(_SECONDS), "polls" if polls else "sleeps"]
     running = []
     for each in bodies:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
