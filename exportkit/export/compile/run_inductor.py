@@ -19,6 +19,7 @@ from exportkit.export.compile.compile_failure import UncompiledError, described,
 from exportkit.export.compile.compiled_cache import Code
 from exportkit.export.compile.eager_kernels import can_leave, eager_kernels, with_tensors
 from exportkit.export.compile.empty_attention import attention_of_any_length
+from exportkit.export.compile.grid_samplers import grid_samplers_of_eager
 from exportkit.export.compile.guarded_indices import guarded_indices
 from exportkit.export.compile.inductor_changes import changed_inductor, opaque_operators_stay_whole
 from exportkit.export.compile.model_sources import compiling_model_sources
@@ -104,16 +105,15 @@ def _compiled(
             else:
                 contexts.enter_context(packed_rnn_weights())
                 contexts.enter_context(vector_products())
-            contexts.enter_context(eager_kernels(left_to_eager))  # the last word about how operators are taken apart
             contexts.enter_context(compiling_model_sources(keep=keep))
             contexts.enter_context(warnings.catch_warnings())
             # torch 2.13 copies its own deprecated LeafSpec.
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
             module = returning_tensors(program.module(check_guards=False))
-            if device.type == "cuda":
-                without_cudnn(module)
-            if left_to_eager:
-                with_tensors(module, left_to_eager)
+            left = (*left_to_eager, *grid_samplers_of_eager(module, device))
+            contexts.enter_context(eager_kernels(left))  # the last word about how operators are taken apart
+            if left:
+                with_tensors(module, left)
             contexts.enter_context(compilable_branches(module))
             contexts.enter_context(true_strides(program))
             refusing = RefusingCode(program, device)
@@ -157,15 +157,6 @@ def _uncompiled(
     refusal = fixes.refusal(at) if fixes else refused_by_compiler(said, program, at)
     places = [place for node in nodes for place in can_leave(node, program)]
     return UncompiledError(said, refusal, at, places)
-
-
-def without_cudnn(module: torch.fx.GraphModule) -> None:
-    """Replaces an operator that torch takes for cuDNN's at some sizes, which no code can call, in place."""
-    for node in module.graph.nodes:
-        if node.target is torch.ops.aten.grid_sampler.default:
-            flat = node.args[0].meta["val"].dim() == 4
-            node.target = getattr(torch.ops.aten, "grid_sampler_2d" if flat else "grid_sampler_3d").default
-    module.recompile()
 
 
 def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
