@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import gc
 import os
@@ -16,9 +15,8 @@ import exportkit
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.process_settings import collect_requests, give_freed_memory_back
 from exportkit.serve.protocol.inference import SequenceStep
-from exportkit.serve.serve_options import LoadOptions, ServeOptions
 from tests.serve.engine import ticker
-from tests.serve.engine.asking import request
+from tests.serve.engine.asking import request, serving, until
 
 KIB_OF_A_LOAD = 8.0  # it was 14 to 200
 
@@ -67,7 +65,7 @@ def test_loads_and_closes_leave_nothing(package):
 
 
 @pytest.mark.parametrize("warm_up", [True, False])
-def test_exchanges_leave_nothing_though_what_was_first_is_frozen(package, tmp_path, frozen, warm_up):
+async def test_exchanges_leave_nothing_though_what_was_first_is_frozen(package, tmp_path, frozen, warm_up):
     path = Path(shutil.copy(package, tmp_path / "ticker.pt2"))
     numbers = iter(range(1, 1000))
 
@@ -79,18 +77,11 @@ def test_exchanges_leave_nothing_though_what_was_first_is_frozen(package, tmp_pa
                 await model.infer(request(ticker.inputs(number), sequence=step))
             os.utime(path, ns=(number, number))
             await repository.load("ticker", {})
-        while repository._closing:
-            await asyncio.sleep(0.01)
+        await until(lambda: not repository._closing)
 
-    async def ask() -> float:
-        repository = Repository(ServeOptions(packages=(path,), load=LoadOptions(warm_up=warm_up)))
-        await repository.open()
+    async with serving(path, warm_up=warm_up) as repository:
         collect_requests()
         await exchanges(repository, 15)
         before = used()
         await exchanges(repository, 60)
-        grown = used() - before
-        await repository.drain()
-        return grown / 60
-
-    assert asyncio.run(asyncio.wait_for(ask(), 300)) < KIB_OF_A_LOAD
+        assert (used() - before) / 60 < KIB_OF_A_LOAD
