@@ -197,6 +197,15 @@ def test_a_batch_stays_so_small_that_it_is_ready_by_the_deadlines_of_its_request
     assert batch.rows == 6
 
 
+def test_a_request_that_was_found_late_may_be_cancelled_and_is_told_to_nobody():
+    queue, late = batcher(), pending(0, deadline=0.5)
+    queue.submit(late)
+    assert queue.take(0.5) is None
+    assert queue.next_event(0.5) == 0.5
+    assert [queue.cancel(late), queue.cancel(late)] == [True, False]
+    assert queue.late(0.5) == []
+
+
 def test_an_estimate_that_is_wrong_drops_requests_only_until_it_is_old():
     """Two runs take a minute, by a fault. The next ones would take a hundredth of a second."""
     queue = batcher()
