@@ -39,6 +39,7 @@ from tests.deployment.observed_replica import Journal  # noqa: E402 (after impor
 from tests.deployment.ray_cluster import ROOT, deploy, two_nodes  # noqa: E402 (after importorskip)
 from tests.package import samples, stateful_samples  # noqa: E402 (after importorskip)
 from tests.runtime import stateful, tiny  # noqa: E402 (after importorskip)
+from tests.serve.protocol.messages import triton_inputs  # noqa: E402 (after importorskip)
 
 PORT = 18700
 URL = f"http://127.0.0.1:{PORT}"
@@ -123,7 +124,7 @@ def plain() -> Callable[[str], np.ndarray]:
     """Sends a request once."""
     http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
     pool = urllib3.PoolManager(maxsize=THREADS, retries=False)
-    body, length = http.InferenceServerClient.generate_request_body(triton_inputs(http))
+    body, length = http.InferenceServerClient.generate_request_body(triton_inputs(http, INPUTS))
     headers = {"Inference-Header-Content-Length": str(length)}
 
     def send(request: str) -> np.ndarray:
@@ -136,20 +137,12 @@ def plain() -> Callable[[str], np.ndarray]:
     return send
 
 
-def triton_inputs(http: Any) -> list[Any]:
-    inputs = []
-    for name, array in INPUTS.items():
-        inputs.append(http.InferInput(name, list(array.shape), "FP32"))
-        inputs[-1].set_data_from_numpy(array)
-    return inputs
-
-
 def repeating() -> Callable[[str], np.ndarray]:
     """Sends a request as docs/scale.md does, which repeats what was lost."""
     http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
     again = Retry(60, status_forcelist=(429, 500, 502, 503), allowed_methods=None, backoff_factor=0.1, backoff_max=2)
     pool = urllib3.PoolManager(maxsize=THREADS, retries=again)
-    body, length = http.InferenceServerClient.generate_request_body(triton_inputs(http))
+    body, length = http.InferenceServerClient.generate_request_body(triton_inputs(http, INPUTS))
     headers = {"Inference-Header-Content-Length": str(length)}
 
     def send(request: str) -> np.ndarray:
@@ -218,7 +211,7 @@ def test_tritonclient_is_answered(cluster: Any):
     with http.InferenceServerClient(f"127.0.0.1:{PORT}") as client:
         assert client.is_server_ready()
         assert client.get_model_metadata("tiny")["platform"] == "torch_aoti"
-        answer = client.infer("tiny", triton_inputs(http)).as_numpy("regions.mean")
+        answer = client.infer("tiny", triton_inputs(http, INPUTS)).as_numpy("regions.mean")
         np.testing.assert_allclose(answer, RIGHT * 3, rtol=1e-5)
         with pytest.raises(Exception, match="cannot load or unload models on Ray"):
             client.load_model("tiny")

@@ -24,6 +24,7 @@ from tritonclient.utils import InferenceServerException
 from exportkit.serve.statuses import BackendError, NotOfferedError, NotServedError, ServeError
 from tests.serve.echo_models import repository
 from tests.serve.page.in_thread import Site
+from tests.serve.protocol.messages import triton_inputs
 from tests.serve.rpc.echo import Served, served
 
 X = np.array([1.5, -2.0, 3.25], np.float32)
@@ -145,9 +146,7 @@ def rpc(loop: asyncio.AbstractEventLoop) -> Iterator[Served]:
 
 
 def inputs(client: str, array: np.ndarray = X) -> list[Any]:
-    module = tritonclient.http if client in HTTP else tritonclient.grpc
-    tensor = module.InferInput("x", list(array.shape), "FP32")
-    return [tensor.set_data_from_numpy(array)]
+    return triton_inputs(tritonclient.http if client in HTTP else tritonclient.grpc, {"x": array})
 
 
 @pytest.mark.parametrize("name", CASES)

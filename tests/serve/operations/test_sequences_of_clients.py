@@ -20,6 +20,7 @@ import exportkit
 from tests.runtime import stateful
 from tests.serve.operations.server_processes import Launcher, ServerProcess
 from tests.serve.operations.test_server_process import SEQUENCES
+from tests.serve.protocol.messages import triton_inputs
 
 both = pytest.mark.parametrize("protocol", [tritonclient.http, tritonclient.grpc])
 SCALE = np.ones((2, 1), np.float32)
@@ -61,14 +62,7 @@ def rows(seed: int, step: int) -> Array:
 
 
 def given(module: Any, seed: int, step: int) -> list[Any]:
-    return inputs(module, x=rows(seed, step))
-
-
-def inputs(module: Any, **values: Array) -> list[Any]:
-    found = [module.InferInput(name, list(value.shape), "FP32") for name, value in values.items()]
-    for tensor, value in zip(found, values.values()):
-        tensor.set_data_from_numpy(value)
-    return found
+    return triton_inputs(module, {"x": rows(seed, step)})
 
 
 def which(sequence: int | str, step: int, last: int = STEPS - 1) -> dict[str, Any]:
@@ -160,7 +154,7 @@ def test_what_clients_left_open_does_not_hold_up_the_end(launcher: Launcher, rec
 
 
 def ask(client: Any, module: Any, method: Any, name: str = "recorder", **more: Any) -> np.ndarray[Any, Any]:
-    tensors = inputs(module, scale=SCALE) if method == "peek" else given(module, 0, 0)
+    tensors = triton_inputs(module, {"scale": SCALE}) if method == "peek" else given(module, 0, 0)
     parameters = {} if method is None else {"method": method}
     return client.infer(name, tensors, headers=bearer(), parameters=parameters, **more).as_numpy("0")
 

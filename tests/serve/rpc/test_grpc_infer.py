@@ -12,9 +12,8 @@ import pytest
 import tritonclient.grpc as triton
 from google.protobuf.json_format import ParseDict
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import np_to_triton_dtype
 
-from tests.serve.protocol.messages import NUMPY, address
+from tests.serve.protocol.messages import NUMPY, address, triton_inputs
 from tests.serve.rpc.echo import Served
 from tests.serve.rpc.hostile_messages import make, message, raw, survives, typed
 
@@ -33,10 +32,6 @@ def random_array(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     return content.view(dtype).reshape(shape)  # NaN of every kind among them
 
 
-def given(name: str, array: np.ndarray) -> triton.InferInput:
-    return triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)).set_data_from_numpy(array)
-
-
 def same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
@@ -44,7 +39,7 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 @pytest.mark.parametrize("dtype", [np.dtype(each) for each in NUMPY.values()], ids=str)
 def test_every_dtype_and_shape_arrives_bit_for_bit(echo: Served, client: triton.InferenceServerClient, dtype: np.dtype):
     arrays = {f"x{index}": random_array(dtype, shape) for index, shape in enumerate(SHAPES)}
-    result = client.infer("echo", [given(name, array) for name, array in arrays.items()], request_id="it")
+    result = client.infer("echo", triton_inputs(triton, arrays), request_id="it")
     assert result.get_response().id == "it"
     for name, array in arrays.items():
         assert same(result.as_numpy(name), array)
@@ -55,12 +50,12 @@ def test_every_dtype_and_shape_arrives_bit_for_bit(echo: Served, client: triton.
 @pytest.mark.parametrize("algorithm", [None, "gzip", "deflate"])
 def test_a_body_beyond_grpc_s_own_limit_arrives(client: triton.InferenceServerClient, algorithm: str | None):
     array = np.resize(np.random.randint(0, 5, 1000, np.uint8), 5 << 20)
-    result = client.infer("echo", [given("x", array)], compression_algorithm=algorithm)
+    result = client.infer("echo", triton_inputs(triton, {"x": array}), compression_algorithm=algorithm)
     assert same(result.as_numpy("x"), array)
 
 
 def test_only_the_outputs_that_are_asked_for_are_answered(client: triton.InferenceServerClient):
-    inputs = [given(name, random_array(np.dtype("int8"), (2,))) for name in "abc"]
+    inputs = triton_inputs(triton, {name: random_array(np.dtype("int8"), (2,)) for name in "abc"})
     outputs = [triton.InferRequestedOutput(name) for name in "ca"]
     response = client.infer("echo", inputs, outputs=outputs).get_response()
     assert (response.model_name, response.model_version) == ("echo", "1")
@@ -69,11 +64,11 @@ def test_only_the_outputs_that_are_asked_for_are_answered(client: triton.Inferen
 
 
 def test_priority_timeout_and_deadline_reach_the_model(echo: Served, client: triton.InferenceServerClient):
-    x = given("x", np.zeros(1, np.int8))
-    client.infer("echo", [x], priority=1, timeout=2_500_000)
-    client.infer("echo", [x], client_timeout=100)
-    client.infer("echo", [x], client_timeout=100, timeout=2_500_000)
-    client.infer("echo", [x], client_timeout=100, timeout=1_000_000_000)
+    inputs = triton_inputs(triton, {"x": np.zeros(1, np.int8)})
+    client.infer("echo", inputs, priority=1, timeout=2_500_000)
+    client.infer("echo", inputs, client_timeout=100)
+    client.infer("echo", inputs, client_timeout=100, timeout=2_500_000)
+    client.infer("echo", inputs, client_timeout=100, timeout=1_000_000_000)
     plain, deadline, sooner, later = [request.timeout for request in echo.model.requests]
     assert (echo.model.requests[0].priority, echo.model.requests[1].priority) == (1, 0)
     assert plain == sooner == 2.5
@@ -82,7 +77,7 @@ def test_priority_timeout_and_deadline_reach_the_model(echo: Served, client: tri
 
 
 def test_the_size_of_the_tensors_is_reserved(echo: Served, client: triton.InferenceServerClient):
-    client.infer("echo", [given("x", np.zeros(100, np.int16)), given("y", np.zeros(7, np.int8))])
+    client.infer("echo", triton_inputs(triton, {"x": np.zeros(100, np.int16), "y": np.zeros(7, np.int8)}))
     request = message(typed("z", "INT16", [3], int_contents=[1, 2, 3]))
     client._client_stub.ModelInfer(request)
     assert echo.model.reserved == [207, 6]

@@ -7,7 +7,6 @@ import weakref
 from typing import Any
 
 import pytest
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from exportkit.serve.rpc.message_classes import INFERENCE, message_class, methods
@@ -22,11 +21,9 @@ def described(messages: Any, enums: Any) -> dict[str, Any]:
     found: dict[str, Any] = {each.full_name: {value.name: value.number for value in each.values} for each in enums}
     for message in messages:
         for field in message.fields:
-            proto = FieldDescriptorProto()
-            field.CopyToProto(proto)
-            proto.ClearField("json_name")
-            proto.ClearField("oneof_index")
-            found[field.full_name] = (str(proto), field.is_packed, getattr(field.containing_oneof, "name", ""))
+            kind = (field.message_type or field.enum_type).full_name if field.message_type or field.enum_type else ""
+            oneof = field.containing_oneof.name if field.containing_oneof else ""
+            found[field.full_name] = (field.number, field.type, field.is_repeated, field.is_packed, kind, oneof)
         found |= described(message.nested_types, message.enum_types)
     return found
 
