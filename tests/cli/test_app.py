@@ -5,13 +5,14 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from importlib.metadata import EntryPoint
 
 import click
 import pytest
 import torch
 
-from exportkit.cli import app
+from exportkit.cli import app, output
 from exportkit.cli.app import COMMANDS, group, main
 from exportkit.cli.ops import OperatorCommands
 from exportkit.cli.output import print_json, print_table, printable, progress
@@ -249,3 +250,22 @@ def test_no_installed_package_takes_the_place_of_a_command_of_exportkit(monkeypa
     taken = {"verify": EntryPoint("verify", "no_such_module_here:command", "exportkit.commands")}
     monkeypatch.setattr("exportkit.cli.app.declared", lambda group: taken)
     assert main(["verify", "--help"]) == 0
+
+
+def test_a_long_step_is_reported_again_with_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    again = threading.Event()
+
+    def echo(text: str, *, err: bool) -> None:
+        assert err
+        said.append(text)
+        if len(said) > 1:
+            again.set()
+
+    monkeypatch.setattr(output, "LONG", 0.01)
+    monkeypatch.setattr("exportkit.cli.output.click.echo", echo)
+    with output.progress() as step:
+        step("tracing")
+        assert again.wait(60)
+    assert said[0] == "tracing ..."
+    assert said[1].startswith("tracing, for 0 s")

@@ -120,40 +120,25 @@ class Load:
                 self.sent += 1
 
 
-def plain() -> Callable[[str], np.ndarray]:
-    """Sends a request once."""
+def sending(again: Retry | bool = False) -> Callable[[str], np.ndarray]:
+    """Sends a request: once, so that it is written down, or again as docs/scale.md repeats what was lost."""
     http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
-    pool = urllib3.PoolManager(maxsize=THREADS, retries=False)
-    body, length = http.InferenceServerClient.generate_request_body(triton_inputs(http, INPUTS))
-    headers = {"Inference-Header-Content-Length": str(length)}
-
-    def send(request: str) -> np.ndarray:
-        url = f"{URL}/v2/models/tiny/infer"
-        answer = pool.request("POST", url, body=body, headers={**headers, "x-test-request": request}, timeout=60)
-        assert answer.status == 200, f"{answer.status} {answer.data[:200]!r}"
-        start = int(answer.headers["Inference-Header-Content-Length"])
-        return np.frombuffer(answer.data[start : start + 24], np.float32).reshape(2, 3)
-
-    return send
-
-
-def repeating() -> Callable[[str], np.ndarray]:
-    """Sends a request as docs/scale.md does, which repeats what was lost."""
-    http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
-    again = Retry(60, status_forcelist=(429, 500, 502, 503), allowed_methods=None, backoff_factor=0.1, backoff_max=2)
     pool = urllib3.PoolManager(maxsize=THREADS, retries=again)
     body, length = http.InferenceServerClient.generate_request_body(triton_inputs(http, INPUTS))
     headers = {"Inference-Header-Content-Length": str(length)}
 
     def send(request: str) -> np.ndarray:
-        answer = pool.request("POST", f"{URL}/v2/models/tiny/infer", body=body, headers=headers)
-        assert answer.status == 200, answer.data
-        length = int(answer.headers["Inference-Header-Content-Length"])
-        return http.InferenceServerClient.parse_response_body(answer.data, header_length=length).as_numpy(
-            "regions.mean"
-        )
+        named = headers if again else {**headers, "x-test-request": request}
+        answer = pool.request("POST", f"{URL}/v2/models/tiny/infer", body=body, headers=named, timeout=60)
+        assert answer.status == 200, f"{answer.status} {answer.data[:200]!r}"
+        start = int(answer.headers["Inference-Header-Content-Length"])
+        found = http.InferenceServerClient.parse_response_body(answer.data, header_length=start)
+        return found.as_numpy("regions.mean")
 
     return send
+
+
+AGAIN = Retry(60, status_forcelist=(429, 500, 502, 503), allowed_methods=None, backoff_factor=0.1, backoff_max=2)
 
 
 def two_replicas(load: Load, journal: Journal) -> set[int]:
@@ -220,7 +205,7 @@ def test_tritonclient_is_answered(cluster: Any):
 def test_a_client_that_repeats_loses_nothing_with_a_killed_replica(cluster: Any, folder: Path):
     """And one that does not loses what was in flight there."""
     journal = Journal(folder / "journal")
-    with Load(plain()) as load, Load(repeating()) as patient:
+    with Load(sending()) as load, Load(sending(AGAIN)) as patient:
         victim = two_replicas(load, journal).pop()
         os.kill(victim, signal.SIGKILL)
         load.wait_for(20 * THREADS)
@@ -230,7 +215,7 @@ def test_a_client_that_repeats_loses_nothing_with_a_killed_replica(cluster: Any,
 
 
 def test_a_new_version_loses_no_request(cluster: Any, folder: Path):
-    with Load(plain()) as load:
+    with Load(sending()) as load:
         tiny_again(folder, version="2")
         deploy(folder, {"batch": {"max_rows": 2}})
         wait_for_version("2")
@@ -262,7 +247,7 @@ def test_sequences_and_haproxy_are_refused_together(tmp_path: Path):
 def test_a_lost_node_loses_what_was_in_flight_there(cluster: Any, folder: Path):
     """And nothing, with a client that repeats."""
     journal = Journal(folder / "journal")
-    with Load(plain()) as load, Load(repeating()) as patient:
+    with Load(sending()) as load, Load(sending(AGAIN)) as patient:
         two_replicas(load, journal)
         node = cluster.worker_nodes.copy().pop()
         cluster.remove_node(node, allow_graceful=False)

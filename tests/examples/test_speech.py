@@ -65,16 +65,6 @@ def test_a_session_gives_eager_s_answers(eager: list[float], chunks: Tensor, dev
         assert listened(session, chunks[:20].to(device)) == answers[:20]
 
 
-def test_streams_of_one_session_do_not_hear_each_other(eager, chunks: Tensor, device: torch.device) -> None:
-    """Three streams that begin at different places, in one session."""
-    starts = (0, 40, 90)
-    with exportkit.load(package(device.type), str(device)) as model, model.session(streams=3) as session:
-        one = model.session(streams=1)
-        together = [session(torch.stack([chunks[s + i] for s in starts]).to(device)) for i in range(60)]
-        assert_close([each[0].item() for each in together], eager[:60])
-        assert_close([each[2].item() for each in together], listened(one, chunks[90:150].to(device)))
-
-
 @pytest.fixture(scope="module")
 def listener(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """listen.cpp, built by its CMakeLists.txt."""

@@ -20,11 +20,6 @@ from tests.serve.engine.asking import request, serving, until
 KIB_OF_A_LOAD = 8.0  # it was 14 to 200
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ticker.write(tmp_path_factory.mktemp("loads") / "ticker.pt2")
-
-
 @pytest.fixture
 def frozen() -> Iterator[None]:
     """What is there counts as no garbage, as in a server."""
@@ -52,8 +47,8 @@ def used() -> float:
 
 
 @pytest.mark.parametrize("warm_up", [True, False])
-async def test_exchanges_leave_nothing_though_what_was_first_is_frozen(package, tmp_path, frozen, warm_up):
-    path = Path(shutil.copy(package, tmp_path / "ticker.pt2"))
+async def test_exchanges_leave_nothing_though_what_was_first_is_frozen(ticker_package, tmp_path, frozen, warm_up):
+    path = Path(shutil.copy(ticker_package, tmp_path / "ticker.pt2"))
     numbers = iter(range(1, 1000))
 
     async def exchanges(repository: Repository, count: int) -> None:

@@ -24,12 +24,6 @@ from tests.serve.engine.asking import GATHERING, only, request, serving, tensors
 NONE = SequenceLimits(most=0)
 
 
-@pytest.fixture(scope="module")
-def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """push and peek have state, fill writes into an input, embed does neither."""
-    return stateful.write(tmp_path_factory.mktemp("methods") / "recorder.pt2")
-
-
 def rows(count: int = 2) -> dict[str, torch.Tensor]:
     return {"x": torch.randn(count, stateful.WIDTH)}
 

@@ -44,12 +44,6 @@ from tests.serve.engine.asking import request, tensors, until
 SOON = SequenceLimits(idle_seconds=0.2, finish_seconds=0.5)
 
 
-@pytest.fixture(scope="module")
-def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """push and peek have state, embed has none; push fails after six calls."""
-    return stateful.write(tmp_path_factory.mktemp("sequences") / "recorder.pt2")
-
-
 @asynccontextmanager
 async def serving(
     *packages: Path, limits: SequenceLimits | None = None, **load: Any

@@ -18,11 +18,6 @@ from tests.serve.engine import ticker
 from tests.serve.engine.asking import GATHERING, only, request, serving, tensors
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ticker.write(tmp_path_factory.mktemp("ticker") / "ticker.pt2")
-
-
 async def played(package: Path, limits: BatchLimits, **load):
     """Plays ten sequences of one or two rows in turns. Returns answers, counters, and what is said of batches."""
     async with serving(package, batch=limits, **load) as repository:
@@ -38,15 +33,15 @@ async def played(package: Path, limits: BatchLimits, **load):
         return found, model.counted, model.metadata()["batching"], model.config()
 
 
-async def test_steps_of_sequences_that_run_together_have_the_bits_of_sessions(package):
-    found, counted, batching, config = await played(package, GATHERING)
+async def test_steps_of_sequences_that_run_together_have_the_bits_of_sessions(ticker_package):
+    found, counted, batching, config = await played(ticker_package, GATHERING)
     assert (batching["enabled"], batching["dimension"], batching["max_rows"]) == (True, "batch", 16)
     assert batching["bit_equal"]
     assert counted.rows == 75
     assert counted.executions <= 20
     assert config["max_batch_size"] == 16
     assert "dynamic_batching" not in config
-    with exportkit.load(package) as model:
+    with exportkit.load(ticker_package) as model:
         for which, answers in enumerate(found):
             with model.session(batch=1 + which % 2) as session:
                 for number, answer in enumerate(answers):
@@ -54,12 +49,12 @@ async def test_steps_of_sequences_that_run_together_have_the_bits_of_sessions(pa
                     assert torch.equal(answer, session(*given.values()))
 
 
-async def test_without_room_a_warm_up_or_independent_rows_and_in_a_worker_steps_run_alone(package, tmp_path):
+async def test_without_room_a_warm_up_or_independent_rows_and_in_a_worker_steps_run_alone(ticker_package, tmp_path):
     coupled = ticker.write(tmp_path / "ticker.pt2", coupling=1.0)
     for path, limits, load, reason in (
-        (package, BatchLimits(max_rows=1), {}, "at most 1 rows"),
-        (package, BatchLimits(), {"warm_up": False}, "the warm-up is off"),
-        (package, BatchLimits(), {"isolate": True}, "in a worker process"),
+        (ticker_package, BatchLimits(max_rows=1), {}, "at most 1 rows"),
+        (ticker_package, BatchLimits(), {"warm_up": False}, "the warm-up is off"),
+        (ticker_package, BatchLimits(), {"isolate": True}, "in a worker process"),
         (coupled, GATHERING, {}, "sequences influence one another"),
     ):
         _, counted, batching, _ = await played(path, limits, **load)
@@ -67,7 +62,7 @@ async def test_without_room_a_warm_up_or_independent_rows_and_in_a_worker_steps_
         assert counted.executions == 50
 
 
-async def test_steps_that_fail_together_run_one_by_one_and_lose_no_state(package, monkeypatch):
+async def test_steps_that_fail_together_run_one_by_one_and_lose_no_state(ticker_package, monkeypatch):
     whole = Model.run_steps
     tried = []
 
@@ -78,16 +73,16 @@ async def test_steps_that_fail_together_run_one_by_one_and_lose_no_state(package
         return whole(self, steps, *how)
 
     monkeypatch.setattr(Model, "run_steps", sometimes)
-    found, counted, batching, _ = await played(package, GATHERING)
+    found, counted, batching, _ = await played(ticker_package, GATHERING)
     assert batching["enabled"]
     assert counted.executions > 20
-    with exportkit.load(package) as model, model.session(batch=2) as session:
+    with exportkit.load(ticker_package) as model, model.session(batch=2) as session:
         for number, answer in enumerate(found[1]):
             assert torch.equal(answer, session(*ticker.inputs(10 * number + 1, 2).values()))
 
 
-async def test_a_sequence_of_more_rows_than_a_batch_is_refused_at_once(package):
-    async with serving(package, batch=BatchLimits(max_rows=4)) as repository:
+async def test_a_sequence_of_more_rows_than_a_batch_is_refused_at_once(ticker_package):
+    async with serving(ticker_package, batch=BatchLimits(max_rows=4)) as repository:
         step = SequenceStep(1, start=True)
         with pytest.raises(BadRequestError, match="has 5 rows, and a batch has 1 to 4"):
             await only(repository).infer(request(ticker.inputs(0, 5), sequence=step))

@@ -91,12 +91,6 @@ def test_a_client_that_asks_first_need_not_send(site: Site) -> None:
         connection.sendall(head(Content_Length=200 << 20, Inference_Header_Content_Length=100, Expect="100-continue"))
         status, headers, _ = answer(connection)
         assert (status, headers["connection"]) == (413, "close")
-    with connected(site) as connection:
-        body, length = infer_body(("x", "FP32", [2], bytes(8)))
-        connection.sendall(head(Content_Length=len(body), Expect="100-continue", **length))
-        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
-        connection.sendall(body)
-        assert answer(connection)[0] == 200
 
 
 def test_headers_without_an_end_are_refused(site: Site) -> None:

@@ -30,12 +30,6 @@ Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture(scope="module")
-def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """push and peek have state, embed has none; there is no default method."""
-    return stateful.write(tmp_path_factory.mktemp("sequences") / "recorder.pt2")
-
-
-@pytest.fixture(scope="module")
 def server(launcher: Launcher, recorder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """It has two keys, and takes 40 sequences."""
     keys = tmp_path_factory.mktemp("keys") / "keys.txt"

@@ -8,18 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.engine import ticker
 from tests.serve.rpc.echo import Served, serving
 
 
 @pytest.fixture(scope="package")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with state."""
-    return ticker.write(tmp_path_factory.mktemp("ticker") / "ticker.pt2")
-
-
-@pytest.fixture(scope="package")
-def server(loop: asyncio.AbstractEventLoop, package: Path) -> Iterator[Served]:
+def server(loop: asyncio.AbstractEventLoop, ticker_package: Path) -> Iterator[Served]:
     """A server of it."""
-    with serving(loop, package) as opened:
+    with serving(loop, ticker_package) as opened:
         yield opened

@@ -68,6 +68,13 @@ def test_the_record_of_a_call_that_is_refused(
     assert dict(error.trailing_metadata())["x-request-id"] == wait(seen, echo).id == "mine"
 
 
+def test_the_record_of_a_call_whose_deadline_passes(echo: Served, seen: Seen, channel: grpc.Channel):
+    echo.model.hold()
+    call = channel.unary_unary(INFER).future(request(), timeout=0.05)
+    assert ended(wait(seen, echo)) == (504, "DEADLINE_EXCEEDED")
+    assert call.exception() is not None
+
+
 def test_a_stream_is_a_record_and_so_is_each_request_in_it(echo: Served, seen: Seen, channel: grpc.Channel):
     messages = [request(), request(model_version="9"), request(3)]
     answers = list(channel.stream_stream(STREAM)(iter(messages)))

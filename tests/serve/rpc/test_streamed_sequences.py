@@ -23,8 +23,8 @@ FRESH = itertools.count(1000)
 
 
 @pytest.fixture(scope="module")
-def alone(package: Path) -> Iterator[Any]:
-    with exportkit.load(package) as model:
+def alone(ticker_package: Path) -> Iterator[Any]:
+    with exportkit.load(ticker_package) as model:
         yield model
 
 
@@ -93,8 +93,8 @@ def test_clients_that_leave_hurt_nobody_else(server: Served, alone: Any):
     staying.leave()
 
 
-def test_steps_of_a_stream_wait_however_many_rows_do(loop: asyncio.AbstractEventLoop, package: Path, alone: Any):
-    with serving(loop, package, max_delay=0.02, max_queued_rows=8) as server:
+def test_steps_of_a_stream_wait_however_many_rows_do(loop: asyncio.AbstractEventLoop, ticker_package: Path, alone: Any):
+    with serving(loop, ticker_package, max_delay=0.02, max_queued_rows=8) as server:
         stream = Stream(server)
         stream.put(*(step(1 + number % 2, number, rows=5, sequence_start=number < 2) for number in range(700)))
         found = stream.take(700)
