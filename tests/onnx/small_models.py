@@ -106,7 +106,6 @@ def write_small(
     *,
     data_threshold: int = DATA_THRESHOLD,
     proto: onnx.ModelProto | None = None,
-    recorded: bytes | None = None,
     **changes: object,
 ) -> Path:
     """Writes the model and its sidecar.
@@ -116,7 +115,6 @@ def write_small(
         change: Changes the model.
         data_threshold: As for write_onnx.
         proto: Another model.
-        recorded: Another content of the case.
         changes: Other keys of the manifest.
     """
     proto = proto or model_proto()
@@ -126,7 +124,7 @@ def write_small(
         out,
         [MethodModel(onnx_ir.serde.deserialize_model(proto), (FUNCTION,))],
         described,
-        {recording.record: recorded or case() for recording in described.cases},
+        {recording.record: case() for recording in described.cases},
         opset=OPSET,
         data_threshold=data_threshold,
     )
