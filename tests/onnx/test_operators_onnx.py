@@ -192,7 +192,7 @@ def differences(net: Net, inputs: tuple[Tensor, Tensor], answers: Sequence[Tenso
 
 
 @pytest.mark.parametrize(
-    "dtype", [each if each in F32 else pytest.param(each, marks=pytest.mark.slow) for each in DTYPES]
+    "dtype", [each if each in F32 else pytest.param(each, marks=pytest.mark.slow) for each in DTYPES], ids=str
 )
 def test_operators_answer_like_torch_at_every_size_and_with_special_numbers(dtype: torch.dtype) -> None:
     net = Net({name: each for name, each in OPERATORS.items() if dtype in each.dtypes})
