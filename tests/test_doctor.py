@@ -123,23 +123,19 @@ def test_a_machine_without_torch_is_told_so_and_nothing_breaks(monkeypatch):
     assert not any(findings[name].ok for name in ("torch", "compiler", "CUDA device", "arr_coc on CPU"))
 
 
-def test_a_cache_that_cannot_be_written_is_named_and_so_is_what_takes_its_place(monkeypatch, tmp_path):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_cache_that_cannot_be_used_is_named_and_so_is_what_takes_its_place(monkeypatch, tmp_path, shared):
+    cache = tmp_path / "cache"
+    if shared:
+        cache.mkdir()
+        cache.chmod(0o777)
+    else:
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(cache))
     finding = doctor._cache()
     assert finding.ok
-    assert f"{tmp_path / 'cache'} is not writable: every process unpacks packages into {tempfile.gettempdir()}" in (
-        finding.detail
-    )
-
-
-def test_a_cache_that_others_may_change_is_named_and_so_is_what_takes_its_place(monkeypatch, tmp_path):
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache").chmod(0o777)
-    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
-    detail = doctor._cache().detail
-    assert str(tmp_path / "cache") in detail
-    assert f"every process unpacks packages into {tempfile.gettempdir()}" in detail
+    assert str(cache) in finding.detail
+    assert f"every process unpacks packages into {tempfile.gettempdir()}" in finding.detail
 
 
 def test_a_cache_that_may_hold_no_code_is_no_cache(monkeypatch, tmp_path):

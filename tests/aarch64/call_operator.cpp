@@ -1,5 +1,5 @@
 // Calls operators of a library without torch: what the library needs of torch's C interface is here, for contiguous
-// tensors on the CPU. A call is a line of standard input with tabs between its words; tests/aarch64/operators.py writes
+// tensors on the CPU. A call is a line of standard input with tabs between its words; test_emulated_operators.py writes
 // it, and says what the words are. The answer is a line for each output, then an empty line.
 #include <dlfcn.h>
 #include <torch/csrc/stable/c/shim.h>

@@ -112,16 +112,6 @@ def test_package_adds_our_library_and_verifies(package):
     assert document["verification"]["artifact"] == str(path)
 
 
-def test_verify_compares_with_eager_as_well(package, capsys):
-    model = "tests/export/export_models.py:patches"
-    code, out, err = run(capsys, "verify", package[0], "--model", model, "--shapes", 3, "--json")
-    assert code == 0, out
-    report = json.loads(out)
-    assert {check["against"] for check in report["checks"]} == {"cases", "eager"}
-    assert all(check["verdict"]["kind"] == "match" for check in report["checks"])
-    assert "running case 0" in err
-
-
 def test_a_package_that_fails_its_verification_is_not_written(compiled, tmp_path, capsys):
     bad = rewritten(compiled, tmp_path / "bad.pt2", lambda k, t: t + 1 if ".output." in k else t)
     out = tmp_path / "package.pt2"

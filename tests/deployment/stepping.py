@@ -27,12 +27,12 @@ class Steps:
         self._id = secrets.token_hex(16)
         self._begins = True
 
-    def infer(self, x: np.ndarray[Any, Any], *, end: bool = False) -> np.ndarray[Any, Any]:
+    def infer(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Sends the next step. What the server says that it did not run, and first steps, are sent again."""
         until = time.monotonic() + _SECONDS
         while time.monotonic() < until:
             try:
-                answer = self._sent(x, end)
+                answer = self._sent(x)
             except urllib3.exceptions.HTTPError as error:
                 self._may_have_run(str(error))
                 continue
@@ -49,10 +49,10 @@ class Steps:
             time.sleep(0.1)
         raise TimeoutError(self._url)
 
-    def _sent(self, x: np.ndarray[Any, Any], end: bool) -> urllib3.BaseHTTPResponse:
+    def _sent(self, x: np.ndarray[Any, Any]) -> urllib3.BaseHTTPResponse:
         given = InferInput("x", list(x.shape), "FP32")
         given.set_data_from_numpy(x)
-        which = {"sequence_id": self._id, "sequence_start": self._begins, "sequence_end": end}
+        which = {"sequence_id": self._id, "sequence_start": self._begins}
         body, length = InferenceServerClient.generate_request_body([given], **which)
         headers = {"Inference-Header-Content-Length": f"{length}", "x-session-id": quote(self._id)}
         return self._pool.request("POST", self._url, body=body, headers=headers, retries=False, timeout=_SECONDS)

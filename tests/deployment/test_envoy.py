@@ -19,8 +19,8 @@ import pytest
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from tests.deployment.test_deploy import documents
+from tests.serve.echo_models import repository
 from tests.serve.http.asking import infer_body
-from tests.serve.http.conftest import repository
 from tests.serve.page.in_thread import served
 
 ENVOY = shutil.which("envoy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

@@ -39,6 +39,7 @@ from tests.deployment.observed_replica import Journal  # noqa: E402 (after impor
 from tests.deployment.ray_cluster import ROOT, deploy, two_nodes  # noqa: E402 (after importorskip)
 from tests.package import samples, stateful_samples  # noqa: E402 (after importorskip)
 from tests.runtime import stateful, tiny  # noqa: E402 (after importorskip)
+from tests.serve.protocol.messages import triton_inputs  # noqa: E402 (after importorskip)
 
 PORT = 18700
 URL = f"http://127.0.0.1:{PORT}"
@@ -119,48 +120,25 @@ class Load:
                 self.sent += 1
 
 
-def plain() -> Callable[[str], np.ndarray]:
-    """Sends a request once."""
+def sending(again: Retry | bool = False) -> Callable[[str], np.ndarray]:
+    """Sends a request: once, so that it is written down, or again as docs/scale.md repeats what was lost."""
     http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
-    pool = urllib3.PoolManager(maxsize=THREADS, retries=False)
-    body, length = http.InferenceServerClient.generate_request_body(triton_inputs(http))
+    pool = urllib3.PoolManager(maxsize=THREADS, retries=again)
+    body, length = http.InferenceServerClient.generate_request_body(triton_inputs(http, INPUTS))
     headers = {"Inference-Header-Content-Length": str(length)}
 
     def send(request: str) -> np.ndarray:
-        url = f"{URL}/v2/models/tiny/infer"
-        answer = pool.request("POST", url, body=body, headers={**headers, "x-test-request": request}, timeout=60)
+        named = headers if again else {**headers, "x-test-request": request}
+        answer = pool.request("POST", f"{URL}/v2/models/tiny/infer", body=body, headers=named, timeout=60)
         assert answer.status == 200, f"{answer.status} {answer.data[:200]!r}"
         start = int(answer.headers["Inference-Header-Content-Length"])
-        return np.frombuffer(answer.data[start : start + 24], np.float32).reshape(2, 3)
+        found = http.InferenceServerClient.parse_response_body(answer.data, header_length=start)
+        return found.as_numpy("regions.mean")
 
     return send
 
 
-def triton_inputs(http: Any) -> list[Any]:
-    inputs = []
-    for name, array in INPUTS.items():
-        inputs.append(http.InferInput(name, list(array.shape), "FP32"))
-        inputs[-1].set_data_from_numpy(array)
-    return inputs
-
-
-def repeating() -> Callable[[str], np.ndarray]:
-    """Sends a request as docs/scale.md does, which repeats what was lost."""
-    http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
-    again = Retry(60, status_forcelist=(429, 500, 502, 503), allowed_methods=None, backoff_factor=0.1, backoff_max=2)
-    pool = urllib3.PoolManager(maxsize=THREADS, retries=again)
-    body, length = http.InferenceServerClient.generate_request_body(triton_inputs(http))
-    headers = {"Inference-Header-Content-Length": str(length)}
-
-    def send(request: str) -> np.ndarray:
-        answer = pool.request("POST", f"{URL}/v2/models/tiny/infer", body=body, headers=headers)
-        assert answer.status == 200, answer.data
-        length = int(answer.headers["Inference-Header-Content-Length"])
-        return http.InferenceServerClient.parse_response_body(answer.data, header_length=length).as_numpy(
-            "regions.mean"
-        )
-
-    return send
+AGAIN = Retry(60, status_forcelist=(429, 500, 502, 503), allowed_methods=None, backoff_factor=0.1, backoff_max=2)
 
 
 def two_replicas(load: Load, journal: Journal) -> set[int]:
@@ -218,7 +196,7 @@ def test_tritonclient_is_answered(cluster: Any):
     with http.InferenceServerClient(f"127.0.0.1:{PORT}") as client:
         assert client.is_server_ready()
         assert client.get_model_metadata("tiny")["platform"] == "torch_aoti"
-        answer = client.infer("tiny", triton_inputs(http)).as_numpy("regions.mean")
+        answer = client.infer("tiny", triton_inputs(http, INPUTS)).as_numpy("regions.mean")
         np.testing.assert_allclose(answer, RIGHT * 3, rtol=1e-5)
         with pytest.raises(Exception, match="cannot load or unload models on Ray"):
             client.load_model("tiny")
@@ -227,7 +205,7 @@ def test_tritonclient_is_answered(cluster: Any):
 def test_a_client_that_repeats_loses_nothing_with_a_killed_replica(cluster: Any, folder: Path):
     """And one that does not loses what was in flight there."""
     journal = Journal(folder / "journal")
-    with Load(plain()) as load, Load(repeating()) as patient:
+    with Load(sending()) as load, Load(sending(AGAIN)) as patient:
         victim = two_replicas(load, journal).pop()
         os.kill(victim, signal.SIGKILL)
         load.wait_for(20 * THREADS)
@@ -237,7 +215,7 @@ def test_a_client_that_repeats_loses_nothing_with_a_killed_replica(cluster: Any,
 
 
 def test_a_new_version_loses_no_request(cluster: Any, folder: Path):
-    with Load(plain()) as load:
+    with Load(sending()) as load:
         tiny_again(folder, version="2")
         deploy(folder, {"batch": {"max_rows": 2}})
         wait_for_version("2")
@@ -269,7 +247,7 @@ def test_sequences_and_haproxy_are_refused_together(tmp_path: Path):
 def test_a_lost_node_loses_what_was_in_flight_there(cluster: Any, folder: Path):
     """And nothing, with a client that repeats."""
     journal = Journal(folder / "journal")
-    with Load(plain()) as load, Load(repeating()) as patient:
+    with Load(sending()) as load, Load(sending(AGAIN)) as patient:
         two_replicas(load, journal)
         node = cluster.worker_nodes.copy().pop()
         cluster.remove_node(node, allow_graceful=False)

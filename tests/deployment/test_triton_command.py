@@ -33,6 +33,7 @@ from tests.artifacts import ROOT, artifact
 from tests.package import samples, stateful_samples
 from tests.package.signers import signer
 from tests.policy.documents import has_triton
+from tests.serve.protocol.messages import triton_inputs
 
 
 @pytest.fixture
@@ -265,11 +266,7 @@ def test_triton_answers_and_lets_only_the_key_change_models(tmp_path: Path):
         call, name = reader.manifest.call, reader.manifest.name
         tensors = load(reader.read(reader.manifest.cases[0].record))
     with running(tmp_path, whole, "-o", "models") as (http, rpc, key):
-        inputs = [
-            grpc.InferInput(each.name, tensors[f"0.input.{i}"].shape, "FP32") for i, each in enumerate(call.inputs)
-        ]
-        for i, given in enumerate(inputs):
-            given.set_data_from_numpy(tensors[f"0.input.{i}"])
+        inputs = triton_inputs(grpc, {each.name: tensors[f"0.input.{i}"] for i, each in enumerate(call.inputs)})
         with grpc.InferenceServerClient(f"127.0.0.1:{rpc}") as client:
             answer = client.infer(name, inputs)
             for i, output in enumerate(call.outputs):

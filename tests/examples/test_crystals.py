@@ -12,13 +12,13 @@ import torch
 import tritonclient.http as triton
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from tritonclient.utils import np_to_triton_dtype
 
 from tests.examples import example_packages
 from tests.examples.crystal_structures import structures
 from tests.operators.scaffold.scaffolded import imported
 from tests.runtime import exportkit_run
 from tests.serve.page.in_thread import served_packages
+from tests.serve.protocol.messages import triton_inputs
 from tests.subprocesses import run_python
 
 PUBLISHED = json.loads(Path(__file__).with_name("published_crystals.json").read_text())
@@ -73,10 +73,7 @@ def test_a_package_has_the_published_answers_wherever_it_runs(
     for name in graphs:
         held(load_file(tmp_path / f"{name}.answers"), name, rounding=5)
 
-    given = []
-    for key, value in graphs["NaCl"].items():
-        given.append(triton.InferInput(key, list(value.shape), np_to_triton_dtype(value.numpy().dtype)))
-        given[-1].set_data_from_numpy(value.numpy())
+    given = triton_inputs(triton, {key: value.numpy() for key, value in graphs["NaCl"].items()})
     with served_packages(package) as site, triton.InferenceServerClient(f"127.0.0.1:{site.port}") as client:
         answer = client.infer("Crystal", given)
     names = [output["name"] for output in answer.get_response()["outputs"]]

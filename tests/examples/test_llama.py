@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import exportkit
-from exportkit.cli import main
 from tests.examples import example_packages
 from tests.operators.scaffold.scaffolded import imported
 
@@ -69,20 +68,6 @@ def test_two_sessions_in_turns_write_eager_s_tokens(llama: ModuleType, greedy, d
         assert positions == [len(prompt) + COUNT - 1 for prompt in PROMPTS]
 
 
-def test_a_session_of_a_batch_has_eager_s_cache(llama: ModuleType, device: torch.device) -> None:
-    batch = 3
-    tokens = torch.randint(0, 256, (batch, 9), device=device)
-    module = eager(llama, batch, device)
-    with exportkit.load(package(device), str(device)) as model, model.session(batch=batch) as session, torch.no_grad():
-        for method, part in (("prefill", tokens[:, :7]), ("decode", tokens[:, 7:8]), ("decode", tokens[:, 8:])):
-            answer, expected = getattr(session, method)(part), getattr(module, method)(part)
-            torch.testing.assert_close(answer, expected, rtol=1e-4, atol=1e-4)
-        buffers = dict(module.named_buffers())
-        assert session.state.keys() == buffers.keys()
-        for name, tensor in session.state.items():
-            torch.testing.assert_close(tensor, buffers[name], rtol=1e-4, atol=1e-5)
-
-
 def test_prompts_in_parts_give_the_logits_of_the_whole(device: torch.device) -> None:
     tokens = torch.randint(0, 256, (1, 12), device=device)
     with exportkit.load(package(device), str(device)) as model:
@@ -100,10 +85,3 @@ def test_generate_py_writes_eager_s_tokens(llama, greedy, monkeypatch, capsys) -
     lines = [list(map(int, line.split())) for line in capsys.readouterr().out.splitlines()]
     prompts = [[3, 1, 4, 1, 5], [2, 7, 1, 8]]
     assert lines == [written(greedy, eager(llama, 1, cpu), prompt, cpu)[:16] for prompt in prompts]
-
-
-@pytest.mark.process
-def test_it_is_verified_against_eager(device: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
-    model = example_packages.NAMED["llama"].model()
-    assert main(["verify", str(package(device)), "--model", model, "--device", str(device)]) == 0
-    assert "ok: " in capsys.readouterr().out.splitlines()[-1]

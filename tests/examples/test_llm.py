@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import exportkit
-from exportkit.errors import InputError
 from tests.examples import example_packages
 from tests.operators.scaffold.scaffolded import imported
 from tests.subprocesses import run_python
@@ -79,22 +78,6 @@ def test_a_long_text_is_read_in_several_calls(loops, model, reference) -> None:
     long = " ".join(TEXTS * 3)
     assert len(long) > 3 * 64
     assert written(loops, model, [long, "A"], loops.greedy, 20) == [wanted(reference, each, 20) for each in (long, "A")]
-
-
-def test_a_fork_goes_on_its_own_way(loops, model) -> None:
-    with model.session(batch=1) as session:
-        first = loops.read(session, [list(b"Twice")], device=model.device)
-        other = session.fork()
-        one = [int(token) for token in islice(loops.generate(session, first), 30)]
-        assert [int(token) for token in islice(loops.generate(other, first), 30)] == one
-
-
-def test_what_the_package_does_not_take_is_refused(model: exportkit.Model) -> None:
-    with model.session(batch=1) as session:
-        tokens = torch.zeros(1, 65, dtype=torch.int64, device=model.device)
-        with pytest.raises(InputError, match="count"):
-            session.prefill(tokens, torch.tensor([65], device=model.device))
-        assert int(session.state["position"]) == 0
 
 
 @pytest.mark.process

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import exportkit
-from exportkit.cli import main
-from exportkit.errors import InputError, ModelRunError, SessionBrokenError
+from exportkit.errors import ModelRunError, SessionBrokenError
 from tests.examples import example_packages
 from tests.operators.scaffold.scaffolded import imported
 
@@ -65,27 +64,3 @@ def test_caches_of_the_caller_are_written_where_they_are(models, device: torch.d
         assert [cache.data_ptr() for cache in args[-2:]] == places
         for ours, expected in zip(args[-2:], theirs[-2:]):
             torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_caches_that_cannot_be_written_are_refused(models) -> None:
-    x, slots, tables, lengths, kc, vc = models.draw_written(
-        {"batch": 2, "blocks": 12}, torch.Generator().manual_seed(3)
-    )[0]
-    with exportkit.load(example_packages.made("paged-written")) as model:
-        for caches in (
-            (kc, kc),
-            (kc.transpose(1, 2).contiguous().transpose(1, 2), vc),
-            (kc[:1].expand(12, -1, -1, -1), vc),
-        ):
-            before = [cache.clone() for cache in caches]
-            with pytest.raises(InputError):
-                model(x, slots, tables, lengths, *caches)
-            assert all(map(torch.equal, caches, before))
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("name", ["paged", "paged-written"])
-def test_it_is_verified_against_eager(name: str, on_path: Path, device: torch.device, capsys) -> None:
-    package, model = example_packages.made(name, device.type), example_packages.NAMED[name].model()
-    assert main(["verify", str(package), "--model", model, "--device", str(device)]) == 0
-    assert "ok: " in capsys.readouterr().out.splitlines()[-1]

@@ -322,32 +322,6 @@ def test_its_text_has_contrast_in_both_themes(deaf: Browser, site: Site, scheme:
             assert visited.evaluate(CONTRASTS) == []
 
 
-def test_the_page_resamples_and_decides_as_python_does(deaf: Browser, site: Site) -> None:
-    script = """async ([pieces, rate, answers]) => {
-        const { Resampler } = await import("./page/parts/speech/resampler.js");
-        const { SpeechTimes } = await import("./page/parts/speech/speech_times.js");
-        const resampler = new Resampler(rate);
-        const samples = pieces.flatMap((piece) => Array.from(resampler.push(Float32Array.from(piece))));
-        const times = new SpeechTimes();
-        const changes = answers.map((likely) => times.add(likely)).filter((change) => change !== null);
-        return [samples, changes.map(({ at, speech }) => [at, speech])];
-    }"""
-    made = torch.Generator().manual_seed(1)
-    answers = [*torch.rand(800, generator=made).double().tolist(), 0.5, 0.35, *[0.34] * 6]
-    times = speech_times.SpeechTimes()
-    expected_changes = [list(change) for answer in answers if (change := times.add(answer))]
-    with visit(deaf, site) as visited:
-        for rate in (16_000, 44_100, 48_000):
-            samples = torch.rand(rate // 10, generator=made) - 0.5
-            pieces = [piece.tolist() for piece in samples.split(128)]
-            found, changes = visited.evaluate(script, [pieces, rate, answers])
-            expected = recording.resampled(samples, rate)
-            late = 0 if rate == recording.RATE else 24  # depend on what comes
-            assert len(expected) - len(found) == late
-            torch.testing.assert_close(torch.tensor(found).double(), expected[: len(found)], rtol=0, atol=1e-6)
-            assert changes == expected_changes
-
-
 def test_only_models_that_hear_chunks_are_recognised() -> None:
     with exportkit.load(example_packages.made("speech")) as model:
         call = model.manifest.call

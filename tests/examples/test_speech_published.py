@@ -65,20 +65,6 @@ def test_it_answers_as_the_publisher_s_onnx_file_in_onnx_runtime(publisher: Any)
     assert max(heard["machine"], heard["noise"], heard["loud noise"], heard["silence"]) == 0
 
 
-def test_context_padding_and_state_each_matter(publisher: Any) -> None:
-    """So that the comparison would notice if one of them were wrong."""
-    chunks = recording.chunks(recording.read(sound("Front_Center")), detector.SAMPLES)
-    expected = np.array(theirs(publisher, chunks))
-    for buffer in ("context", "h", "c"):
-        model = detector.trained()
-        with torch.no_grad():
-            answers = []
-            for chunk in chunks:
-                getattr(model, buffer).zero_()
-                answers.append(model(chunk[None]).item())
-        assert abs(np.array(answers) - expected).max() > 0.01, buffer
-
-
 def test_the_publisher_s_safetensors_file_is_of_another_training(publisher: Any) -> None:
     """Why the weights are read from an ONNX file. If this fails, they agree by now, and safetensors would do."""
     safetensors = pytest.importorskip("safetensors.torch")

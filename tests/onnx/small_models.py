@@ -12,7 +12,7 @@ import msgspec
 import onnx
 import onnx_ir
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 from safetensors.torch import save
 
 from exportkit.export.record.cases import state_sha256
@@ -43,31 +43,18 @@ class Net(torch.nn.Module):
 def model_proto(w: torch.Tensor | None = None) -> onnx.ModelProto:
     """The model in ONNX; `w` are other weights than those of Net."""
     weights = Net().w if w is None else w
-    twice = helper.make_function(
-        "toy",
-        "twice",
-        ["x"],
-        ["y"],
-        [helper.make_node("Add", ["x", "x"], ["y"])],
-        opset_imports=[helper.make_opsetid("", OPSET)],
-    )
-    nodes = [
-        helper.make_node("twice", ["x"], ["doubled"], domain="toy"),
-        helper.make_node("MatMul", ["doubled", "w"], ["y"]),
-        helper.make_node("ArgMax", ["y"], ["n"], axis=1, keepdims=0),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "small",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", ROWS])],
-        [
-            helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", COLUMNS]),
-            helper.make_tensor_value_info("n", TensorProto.INT64, ["rows"]),
-        ],
-        [numpy_helper.from_array(weights.numpy(), "w")],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("toy", 1)]
-    return helper.make_model(graph, functions=[twice], opset_imports=imports, ir_version=10)
+    proto = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": {OPSET}, "toy": 1]>
+        small (float[rows, {ROWS}] x) => (float[rows, {COLUMNS}] y, int64[rows] n) {{
+            doubled = toy.twice(x)
+            y = MatMul(doubled, w)
+            n = ArgMax <axis = 1, keepdims = 0> (y)
+        }}
+        <domain: "toy", opset_import: ["": {OPSET}]>
+        twice (x) => (y) {{ y = Add(x, x) }}
+    """)
+    proto.graph.initializer.append(numpy_helper.from_array(weights.numpy(), "w"))
+    return proto
 
 
 def manifest(*, source: str | None = SOURCE) -> m.Manifest:
@@ -119,7 +106,6 @@ def write_small(
     *,
     data_threshold: int = DATA_THRESHOLD,
     proto: onnx.ModelProto | None = None,
-    recorded: bytes | None = None,
     **changes: object,
 ) -> Path:
     """Writes the model and its sidecar.
@@ -129,7 +115,6 @@ def write_small(
         change: Changes the model.
         data_threshold: As for write_onnx.
         proto: Another model.
-        recorded: Another content of the case.
         changes: Other keys of the manifest.
     """
     proto = proto or model_proto()
@@ -139,7 +124,7 @@ def write_small(
         out,
         [MethodModel(onnx_ir.serde.deserialize_model(proto), (FUNCTION,))],
         described,
-        {recording.record: recorded or case() for recording in described.cases},
+        {recording.record: case() for recording in described.cases},
         opset=OPSET,
         data_threshold=data_threshold,
     )

@@ -10,7 +10,6 @@ import onnx
 import onnx_ir
 import pytest
 import torch
-from onnx import TensorProto, helper
 
 from exportkit.bench.packages import PackageOptions, bench_packages
 from exportkit.bench.results import Row
@@ -29,27 +28,22 @@ CPU = torch.device("cpu")
 
 def flat(factor: float = 2) -> onnx.ModelProto:
     """tests.runtime.tiny.Flat: tensors in, tensors out."""
-    constants = [
-        helper.make_node("Constant", [], ["space"], value_ints=[2, 3]),
-        helper.make_node("Constant", [], ["last"], value_ints=[1]),
-        helper.make_node("Constant", [], ["three"], value_float=3.0),
-        helper.make_node("Constant", [], ["two"], value_float=float(factor)),
-    ]
-    nodes = [
-        *constants,
-        helper.make_node("ReduceMean", ["image", "space"], ["pooled"], keepdims=0),
-        helper.make_node("ReduceSum", ["query.features", "last"], ["summed"]),
-        helper.make_node("Add", ["pooled", "summed"], ["sum"]),
-        helper.make_node("Mul", ["sum", "three"], ["regions.mean"]),
-        helper.make_node("Mul", ["image", "two"], ["regions.doubled"]),
-        helper.make_node("Add", ["query.features", "offset"], ["rest.0"]),
-    ]
-    shapes = {"image": ["batch", 3, "16*gh", 8], "query.features": ["batch", 5], "offset": [5]}
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
-    names = ("regions.mean", "regions.doubled", "rest.0")
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
-    graph = helper.make_graph(nodes, "tiny", inputs, outputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+    return onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": {OPSET}]>
+        tiny (float[batch, 3, height, 8] image, float[batch, 5] features, float[5] offset)
+            => (float[batch, 3] mean, float[batch, 3, height, 8] doubled, float[batch, 5] rest) {{
+            space = Constant <value_ints = [2, 3]> ()
+            last = Constant <value_ints = [1]> ()
+            three = Constant <value_float = 3.0> ()
+            factor = Constant <value_float = {float(factor)}> ()
+            pooled = ReduceMean <keepdims = 0> (image, space)
+            summed = ReduceSum (features, last)
+            sum = Add (pooled, summed)
+            mean = Mul (sum, three)
+            doubled = Mul (image, factor)
+            rest = Add (features, offset)
+        }}
+    """)
 
 
 def beside(package: Path, out: Path, factor: float = 2) -> Path:

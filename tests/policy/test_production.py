@@ -14,7 +14,7 @@ _PROMISE = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 @pytest.mark.parametrize(("path", "name"), sorted(set(_PROMISE.findall(TEXT))), ids=lambda part: part)
 def test_every_promise_names_a_test_that_is_there(path: str, name: str):
-    assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
+    assert re.search(rf"^(?:async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
 
 
 def test_the_promises_are_many_and_each_has_a_test():

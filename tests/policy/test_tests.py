@@ -38,8 +38,7 @@ def test_no_two_files_of_tests_have_one_name() -> None:
 
 def test_a_library_is_loaded_into_a_process_of_tests_by_exportkit() -> None:
     """torch would crash the process where another test has loaded a package with the same library."""
-    functions = (
-        node for text in TEXTS.values() for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)
-    )
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    functions = (node for text in TEXTS.values() for node in ast.walk(ast.parse(text)) if isinstance(node, kinds))
     calls = [ast.unparse(node) for function in functions for node in ast.walk(function) if isinstance(node, ast.Call)]
     assert [call for call in calls if call.startswith(("torch.ops.load_library(", "torch.classes.load_library("))] == []

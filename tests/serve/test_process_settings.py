@@ -10,12 +10,20 @@ import pytest
 
 from exportkit.serve.process_settings import IndentedFormatter
 
+
+def printed(code: str, *arguments: str) -> str:
+    """What a program prints in an interpreter of its own."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 REQUESTS = """
 import resource, sys, threading
 if sys.argv[1] == "kept":
     from exportkit.serve.process_settings import keep_freed_memory
     if not keep_freed_memory():
-        sys.exit("not glibc")
+        print("not glibc")
+        sys.exit()
 def request():
     kept = [bytearray(3 << 20) for _ in range(4)]
 def work():
@@ -31,11 +39,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(how: str) -> int:
-    done = subprocess.run([sys.executable, "-c", REQUESTS, how], capture_output=True, text=True, check=False)
-    if "not glibc" in done.stderr:
+    found = printed(REQUESTS, how)
+    if found == "not glibc":
         pytest.skip("the C library is not glibc")
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+    return int(found)
 
 
 def test_a_request_reuses_the_pages_of_the_one_before():
@@ -58,14 +65,9 @@ print(sum(each() is not None for each in left))
 """
 
 
-def left_behind(how: str) -> int:
-    done = subprocess.run([sys.executable, "-c", CYCLES, how], capture_output=True, text=True, check=True)
-    return int(done.stdout)
-
-
 def test_what_a_request_leaves_behind_is_collected_soon():
-    assert left_behind("rarely") == 5000
-    assert left_behind("often") < 1000
+    assert int(printed(CYCLES, "rarely")) == 5000
+    assert int(printed(CYCLES, "often")) < 1000
 
 
 LOCK = """
@@ -86,14 +88,9 @@ print(bool(came_back))
 """
 
 
-def comes_back(how: str, seconds: int) -> str:
-    done = subprocess.run([sys.executable, "-c", LOCK, how, str(seconds)], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
 def test_a_thread_that_works_gives_up_the_lock():
-    assert comes_back("never", 1) == "False"
-    assert comes_back("soon", 100) == "True"
+    assert printed(LOCK, "never", "1") == "False"
+    assert printed(LOCK, "soon", "100") == "True"
 
 
 def test_no_text_of_a_client_passes_for_another_entry_of_the_log():

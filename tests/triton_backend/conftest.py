@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,55 +36,32 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("packages")
 
 
-@pytest.fixture(scope="session")
-def rows_package(packages: Path) -> Path:
-    """Independent rows, and dtypes of every kind, bfloat16 among them."""
-    return rows.write(packages / "rows.pt2", rows.example(3), rows.example(1))
+def package(name: str, write: Callable[[Path], object]) -> Any:
+    """The fixture NAME_package: the path of a package that is written once."""
+
+    @pytest.fixture(scope="session", name=f"{name}_package")
+    def written(packages: Path) -> Path:
+        path = packages / f"{name}.pt2"
+        write(path)
+        return path
+
+    return written
 
 
-@pytest.fixture(scope="session")
-def coupled_package(packages: Path) -> Path:
-    """The same, with rows that influence one another in its recorded cases."""
-    return rows.write(packages / "coupled.pt2", rows.example(3, 1.0))
+def assembled(name: str, *libraries: Path) -> Callable[[Path], object]:
+    """Writes a package of an artifact and operator libraries."""
+    return lambda path: assemble([artifact(name)], [(each, describe_library(each)) for each in libraries], path)
 
 
-@pytest.fixture(scope="session")
-def ticker_package(packages: Path) -> Path:
-    """State in independent rows."""
-    return ticker.write(packages / "ticker.pt2")
-
-
-@pytest.fixture(scope="session")
-def recorder_package(packages: Path) -> Path:
-    """Methods over a state that has no rows."""
-    return stateful.write(packages / "recorder.pt2")
-
-
-@pytest.fixture(scope="session")
-def softpool_package(packages: Path) -> Path:
-    """Somebody else's operators."""
-    library = softpool_library.build()
-    assemble([artifact("softpool")], [(library, describe_library(library))], packages / "softpool.pt2")
-    return packages / "softpool.pt2"
-
-
-@pytest.fixture(scope="session")
-def arr_coc_package(packages: Path) -> Path:
-    """Our own operators."""
-    library = LIBRARIES["cpu"]
-    assemble([artifact("arr-coc")], [(library, describe_library(library))], packages / "arr_coc.pt2")
-    return packages / "arr_coc.pt2"
-
-
-@pytest.fixture(scope="session")
-def words_package(packages: Path) -> Path:
-    """Rows of which some values are refused."""
-    assemble([artifact("words")], [], packages / "words.pt2")
-    return packages / "words.pt2"
-
-
-@pytest.fixture(scope="session")
-def lookups_package(packages: Path) -> Path:
-    """Scalars, and outputs whose sizes depend on values."""
-    assemble([artifact("lookups")], [], packages / "lookups.pt2")
-    return packages / "lookups.pt2"
+# Independent rows, and dtypes of every kind, bfloat16 among them; and rows that influence one another.
+rows_package = package("rows", lambda path: rows.write(path, rows.example(3), rows.example(1)))
+coupled_package = package("coupled", lambda path: rows.write(path, rows.example(3, 1.0)))
+# State in independent rows, and methods over a state that has no rows.
+ticker_package = package("ticker", ticker.write)
+recorder_package = package("recorder", stateful.write)
+# Somebody else's operators, and ours.
+softpool_package = package("softpool", lambda path: assembled("softpool", softpool_library.build())(path))
+arr_coc_package = package("arr_coc", lambda path: assembled("arr-coc", LIBRARIES["cpu"])(path))
+# Rows of which some values are refused; scalars, and outputs whose sizes depend on values.
+words_package = package("words", assembled("words"))
+lookups_package = package("lookups", assembled("lookups"))

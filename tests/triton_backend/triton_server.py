@@ -30,16 +30,11 @@ from ml_dtypes import bfloat16
 
 from exportkit.runtime.native import library_path
 from tests.runtime import exportkit_run
+from tests.serve.protocol.messages import triton_inputs
 
 ASAN = os.environ.get("EXPORTKIT_TRITON_ASAN")
 BACKENDS = Path(ASAN) if ASAN else library_path().parent / "triton"
 _READY_SECONDS = 60
-_DATATYPES = {
-    torch.bool: "BOOL",
-    torch.int64: "INT64",
-    torch.float32: "FP32",
-    torch.bfloat16: "BF16",
-}
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -169,12 +164,12 @@ def infer(client: Any, model: str, inputs: Tensors, **options: Any) -> dict[str,
 
 def given(module: ModuleType, inputs: Tensors) -> list[Any]:
     """Inputs for a client."""
-    made = []
-    for name, tensor in inputs.items():
-        made.append(module.InferInput(name, list(tensor.shape), _DATATYPES[tensor.dtype]))
-        low = tensor.dtype == torch.bfloat16  # which numpy does not have
-        made[-1].set_data_from_numpy(tensor.view(torch.int16).numpy().view(bfloat16) if low else tensor.numpy())
-    return made
+    return triton_inputs(module, {name: _array(tensor) for name, tensor in inputs.items()})
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    low = tensor.dtype == torch.bfloat16  # which numpy does not have
+    return tensor.view(torch.int16).numpy().view(bfloat16) if low else tensor.numpy()
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

@@ -75,17 +75,6 @@ class ScatterInfinity(nn.Module):
         ]
 
 
-class ScatterMean(nn.Module):
-    """The mean of what is scattered: torch.onnx scatters without a mean."""
-
-    inputs = ("x=float32[4,3]", "y=float32[4,3]")
-    dynamic = ("x:0=rows[1:8]", "y:0=rows")
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        both = x.scatter_reduce(0, _pairs(x), y, "mean")
-        return both, x.scatter_reduce(0, _pairs(x), y, "mean", include_self=False)
-
-
 class HalfScatterAdd(nn.Module):
     """A sum of scattered float16, for which ONNX Runtime has no CPU kernel (onnxruntime#17653)."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from exportkit.serve.batching.batcher import MOST_PASSED_OVER, Batcher
 from exportkit.serve.batching.pending import Batch, BatchLimits
+from exportkit.serve.batching.shape_queues import Schedule
 from tests.serve.batching.simulated_runners import Arrival, Numbered, Outcome, simulate
 
 TICK = 1 / 64  # seconds; sums of ticks are exact
@@ -164,6 +166,39 @@ def test_one_batch_in_nine_begins_with_the_request_that_waited_longest():
     assert order == [*range(MOST_PASSED_OVER), 1000, *range(MOST_PASSED_OVER, 2 * MOST_PASSED_OVER + 1)]
 
 
+def test_what_is_delayed_still_waits_when_others_passed_over_it():
+    queue = batcher(2, max_delay=10.0)
+    queue.submit(pending(0, "low", priority=9))
+    for _ in range(2 * MOST_PASSED_OVER + 2):
+        queue.submit(pending(1, "high"))
+        queue.submit(pending(2, "high"))
+        batch = queue.take(0.0)
+        assert batch is not None
+        assert batch.shape == "high"
+
+
+@pytest.mark.parametrize(("misfits", "taken"), [(8, [5, 3]), (9, [5])])
+def test_younger_requests_pass_over_as_many_that_do_not_fit_as_a_batch_has_rows(misfits: int, taken: list[int]):
+    queue = batcher()
+    for rows in (5, *[6] * misfits, 3):
+        queue.submit(pending(rows=rows))
+    batch = queue.take(0.0)
+    assert batch is not None
+    assert [t.rows for t in batch.requests] == taken
+
+
+def test_a_schedule_has_the_first_of_those_that_wait_whoever_left():
+    chance, waiting = random.Random(0), dict[int, float]()
+    schedule = Schedule(waiting)
+    for number in range(1000):
+        waiting[number] = chance.random()
+        schedule.push(waiting[number], number)
+        if number % 10:
+            del waiting[chance.choice(list(waiting))]
+        assert schedule.first() == min(((key, each) for each, key in waiting.items()), default=None)
+    assert len(schedule) < 1000
+
+
 def test_a_delay_ends_with_a_full_batch_or_half_of_what_a_deadline_leaves():
     queue = batcher(max_delay=1.0)
     queue.submit(pending(0))
@@ -195,6 +230,15 @@ def test_a_batch_stays_so_small_that_it_is_ready_by_the_deadlines_of_its_request
     batch = queue.take(0.1)
     assert batch is not None
     assert batch.rows == 6
+
+
+def test_a_request_that_was_found_late_may_be_cancelled_and_is_told_to_nobody():
+    queue, late = batcher(), pending(0, deadline=0.5)
+    queue.submit(late)
+    assert queue.take(0.5) is None
+    assert queue.next_event(0.5) == 0.5
+    assert [queue.cancel(late), queue.cancel(late)] == [True, False]
+    assert queue.late(0.5) == []
 
 
 def test_an_estimate_that_is_wrong_drops_requests_only_until_it_is_old():

@@ -68,11 +68,24 @@ def only(repository: Repository) -> ServedModel:
     return model
 
 
+@asynccontextmanager
+async def serving_model(package: Path, **options: Any) -> AsyncIterator[ServedModel]:
+    """The only model of a package that is served."""
+    async with serving(package, **options) as repository:
+        yield only(repository)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Returns when a condition holds."""
+    while not condition():
+        await asyncio.sleep(0.002)
+
+
 def play(package: Path, scenario: Callable[[Any], Any], **options: Any) -> None:
     """Runs a scenario with the model that a repository serves on the CPU, for two minutes at most."""
 
     async def run() -> None:
-        async with serving(package, devices=("cpu",), **options) as repository:
-            await scenario(only(repository))
+        async with serving_model(package, devices=("cpu",), **options) as model:
+            await scenario(model)
 
     asyncio.run(asyncio.wait_for(run(), 120))

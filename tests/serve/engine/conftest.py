@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,6 @@ from tests.artifacts import artifact
 from tests.fixtures import softpool_library
 from tests.runtime import meeting
 from tests.serve.engine import rows
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is unpacked here is not in the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EXPORTKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -61,8 +61,8 @@ def answer(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def call(least: int = 1) -> m.Call:
     batch = m.Size(dimension="batch")
 
-    def name(dtype: torch.dtype) -> str:
-        return str(dtype).removeprefix("torch.")
+    def described(name: str, like: str) -> dict[str, Any]:
+        return {"name": name, "dtype": str(DTYPES[like]).removeprefix("torch."), "shape": (batch, *SHAPES[like])}
 
     floating = m.OutputTolerance(rtol=1e-5, atol=1e-6)
     exact = m.OutputTolerance(rtol=0.0, atol=0.0)
@@ -71,18 +71,10 @@ def call(least: int = 1) -> m.Call:
             m.Parameter(name=key, kind="positional", value=m.TensorNode(index=index))
             for index, key in enumerate(DTYPES)
         ),
-        inputs=tuple(
-            m.TensorInput(name=key, dtype=name(dtype), shape=(batch, *SHAPES[key]), written=None)
-            for key, dtype in DTYPES.items()
-        ),
+        inputs=tuple(m.TensorInput(**described(key, key), written=None) for key in DTYPES),
         result=m.MappingNode(keys=tuple(OUTPUTS), items=tuple(m.TensorNode(index=i) for i in range(4))),
         outputs=tuple(
-            m.TensorOutput(
-                name=key,
-                dtype=name(DTYPES[like]),
-                shape=(batch, *SHAPES[like]),
-                tolerance=floating if DTYPES[like].is_floating_point else exact,
-            )
+            m.TensorOutput(**described(key, like), tolerance=floating if DTYPES[like].is_floating_point else exact)
             for key, like in OUTPUTS.items()
         ),
         dimensions=(m.Dimension(name="batch", min=least, max=32),),

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from exportkit.serve.batching.pending import BatchLimits
 from tests.serve.engine import rows
-from tests.serve.engine.asking import only, serving
+from tests.serve.engine.asking import serving_model
 
 
-def metadata(package, **options):
-    async def ask():
-        async with serving(package, **options) as repository:
-            return only(repository).metadata()["batching"], only(repository).config()
-
-    return asyncio.run(ask())
+async def metadata(package, **options):
+    async with serving_model(package, **options) as model:
+        return model.metadata()["batching"], model.config()
 
 
-def test_independent_rows_are_batched(rows_package):
-    batching, config = metadata(rows_package)
+async def test_independent_rows_are_batched(rows_package):
+    batching, config = await metadata(rows_package)
     assert batching == {"enabled": True, "reason": None, "dimension": "batch", "max_rows": 32, "bit_equal": True}
     assert config["max_batch_size"] == 32
     assert [each["dims"] for each in config["input"]] == [[3], [1], [], [2], [2, 2]]
@@ -28,9 +23,9 @@ def test_independent_rows_are_batched(rows_package):
     assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 0
 
 
-def test_rows_that_influence_one_another_are_not_batched(tmp_path):
+async def test_rows_that_influence_one_another_are_not_batched(tmp_path):
     package = rows.write(tmp_path / "rows.pt2", rows.example(1, coupling=1.0))
-    batching, config = metadata(package)
+    batching, config = await metadata(package)
     assert not batching["enabled"]
     assert "rows influence one another: sum" in batching["reason"]
     assert batching["max_rows"] == 1
@@ -47,13 +42,13 @@ def test_rows_that_influence_one_another_are_not_batched(tmp_path):
         ({"batch": BatchLimits(max_rows=1)}, "batches have at most 1 rows"),
     ],
 )
-def test_what_was_not_shown_is_not_batched(rows_package, options, reason):
-    batching, _ = metadata(rows_package, **options)
+async def test_what_was_not_shown_is_not_batched(rows_package, options, reason):
+    batching, _ = await metadata(rows_package, **options)
     assert not batching["enabled"]
     assert reason in batching["reason"]
 
 
-def test_torchs_own_binding_runs_each_request_alone(rows_package, monkeypatch):
+async def test_torchs_own_binding_runs_each_request_alone(rows_package, monkeypatch):
     monkeypatch.setenv("EXPORTKIT_RUNTIME", "python")
-    batching, _ = metadata(rows_package)
+    batching, _ = await metadata(rows_package)
     assert batching["reason"] == "only the C++ runtime finds out whether rows influence one another"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import gc
 import os
@@ -12,20 +11,13 @@ from pathlib import Path
 
 import pytest
 
-import exportkit
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.process_settings import collect_requests, give_freed_memory_back
 from exportkit.serve.protocol.inference import SequenceStep
-from exportkit.serve.serve_options import LoadOptions, ServeOptions
 from tests.serve.engine import ticker
-from tests.serve.engine.asking import request
+from tests.serve.engine.asking import request, serving, until
 
 KIB_OF_A_LOAD = 8.0  # it was 14 to 200
-
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ticker.write(tmp_path_factory.mktemp("loads") / "ticker.pt2")
 
 
 @pytest.fixture
@@ -54,21 +46,9 @@ def used() -> float:
     return max(anonymous - free, heap.field7 / 1024)
 
 
-def test_loads_and_closes_leave_nothing(package):
-    def loads(count: int) -> None:
-        for _ in range(count):
-            with exportkit.load(package) as model:
-                model.session(batch=2)(*ticker.inputs(0, 2).values())
-
-    loads(20)
-    before = used()
-    loads(100)
-    assert (used() - before) / 100 < KIB_OF_A_LOAD
-
-
 @pytest.mark.parametrize("warm_up", [True, False])
-def test_exchanges_leave_nothing_though_what_was_first_is_frozen(package, tmp_path, frozen, warm_up):
-    path = Path(shutil.copy(package, tmp_path / "ticker.pt2"))
+async def test_exchanges_leave_nothing_though_what_was_first_is_frozen(ticker_package, tmp_path, frozen, warm_up):
+    path = Path(shutil.copy(ticker_package, tmp_path / "ticker.pt2"))
     numbers = iter(range(1, 1000))
 
     async def exchanges(repository: Repository, count: int) -> None:
@@ -79,18 +59,11 @@ def test_exchanges_leave_nothing_though_what_was_first_is_frozen(package, tmp_pa
                 await model.infer(request(ticker.inputs(number), sequence=step))
             os.utime(path, ns=(number, number))
             await repository.load("ticker", {})
-        while repository._closing:
-            await asyncio.sleep(0.01)
+        await until(lambda: not repository._closing)
 
-    async def ask() -> float:
-        repository = Repository(ServeOptions(packages=(path,), load=LoadOptions(warm_up=warm_up)))
-        await repository.open()
+    async with serving(path, warm_up=warm_up) as repository:
         collect_requests()
         await exchanges(repository, 15)
         before = used()
         await exchanges(repository, 60)
-        grown = used() - before
-        await repository.drain()
-        return grown / 60
-
-    assert asyncio.run(asyncio.wait_for(ask(), 300)) < KIB_OF_A_LOAD
+        assert (used() - before) / 60 < KIB_OF_A_LOAD

@@ -19,19 +19,9 @@ from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.statuses import BadRequestError, NotReadyError, NotServedError
 from tests.package import samples, stateful_samples
 from tests.runtime import stateful, tiny
-from tests.serve.engine.asking import GATHERING, only, request, serving, tensors
+from tests.serve.engine.asking import GATHERING, only, request, serving, tensors, until
 
 NONE = SequenceLimits(most=0)
-
-
-@pytest.fixture(scope="module")
-def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """push and peek have state, fill writes into an input, embed does neither."""
-    return stateful.write(tmp_path_factory.mktemp("methods") / "recorder.pt2")
-
-
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 def rows(count: int = 2) -> dict[str, torch.Tensor]:
@@ -40,18 +30,15 @@ def rows(count: int = 2) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.process
-def test_a_method_without_state_answers_under_its_name(recorder, isolate):
-    async def ask():
-        async with serving(recorder, isolate=isolate, batch=GATHERING, sequences=NONE) as repository:
-            model = only(repository)
-            asked = [rows(), rows(), rows(3)]
-            answers = await asyncio.gather(*(model.infer(request(each)) for each in asked))
-            for inputs, answer in zip(asked, answers):
-                assert (answer.model, answer.version) == ("recorder.embed", "1")
-                torch.testing.assert_close(tensors(answer)["0"], torch.tanh(inputs["x"]) * 2)
-            return model.metadata(), [entry.name for entry in repository.index()]
-
-    metadata, names = run(ask())
+async def test_a_method_without_state_answers_under_its_name(recorder, isolate):
+    async with serving(recorder, isolate=isolate, batch=GATHERING, sequences=NONE) as repository:
+        model = only(repository)
+        asked = [rows(), rows(), rows(3)]
+        answers = await asyncio.gather(*(model.infer(request(each)) for each in asked))
+        for inputs, answer in zip(asked, answers):
+            assert (answer.model, answer.version) == ("recorder.embed", "1")
+            torch.testing.assert_close(tensors(answer)["0"], torch.tanh(inputs["x"]) * 2)
+        metadata, names = model.metadata(), [entry.name for entry in repository.index()]
     assert names == ["recorder.embed"]
     vectors = [-1, stateful.WIDTH]
     assert metadata["methods"]["embed"] == {
@@ -66,24 +53,19 @@ def test_a_method_without_state_answers_under_its_name(recorder, isolate):
     assert metadata["methods"]["fill"]["served_as"] is None
 
 
-def test_what_is_not_served_is_refused_by_its_name_and_says_why(recorder):
-    async def ask():
-        async with serving(recorder, sequences=NONE) as repository:
-            said = repository.left_out()
-            assert said["recorder.push"] == "has state (cache, position, gain), which belongs to a session"
-            assert "writes into its input out" in said["recorder.fill"]
-            assert set(said) == {"recorder.push", "recorder.peek", "recorder.fill"}
-            with pytest.raises(
-                NotServedError, match=r"the method `push` of recorder is not served: it has state"
-            ) as push:
-                repository.model("recorder.push")
-            assert "the names recorder.embed" in push.value.hint
-            with pytest.raises(NotServedError, match="no default method"):
-                repository.model("recorder")
-            with pytest.raises(NotServedError, match=r"no model is named recorder\.none"):
-                repository.model("recorder.none")
-
-    run(ask())
+async def test_what_is_not_served_is_refused_by_its_name_and_says_why(recorder):
+    async with serving(recorder, sequences=NONE) as repository:
+        said = repository.left_out()
+        assert said["recorder.push"] == "has state (cache, position, gain), which belongs to a session"
+        assert "writes into its input out" in said["recorder.fill"]
+        assert set(said) == {"recorder.push", "recorder.peek", "recorder.fill"}
+        with pytest.raises(NotServedError, match=r"the method `push` of recorder is not served: it has state") as push:
+            repository.model("recorder.push")
+        assert "the names recorder.embed" in push.value.hint
+        with pytest.raises(NotServedError, match="no default method"):
+            repository.model("recorder")
+        with pytest.raises(NotServedError, match=r"no model is named recorder\.none"):
+            repository.model("recorder.none")
 
 
 @pytest.fixture(scope="module")
@@ -95,100 +77,85 @@ def with_default(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return stateful.write(tmp_path_factory.mktemp("default") / "notes.pt2", name="notes")
 
 
-def test_the_packages_name_stands_for_the_method_that_a_request_names(recorder, with_default):
-    async def ask():
-        async with serving(recorder, with_default) as repository:
-            for package, default in (("recorder", "embed"), ("notes", None)):
-                asked = repository.named(package)
-                first = await asked.infer(request(rows(), method=default))
-                assert first.model == (f"{package}.embed" if default else package)
-                for name in (package, f"{package}.push"):
-                    begin = SequenceStep(f"of {name}", start=True)
-                    pushed = await repository.named(name).infer(request(rows(), sequence=begin, method="push"))
-                    assert pushed.model == f"{package}.push"
-                step = SequenceStep(f"of {package}", end=True)
-                scale = {"scale": torch.ones(2, 1)}
-                assert (await asked.infer(request(scale, sequence=step, method="peek"))).model == f"{package}.peek"
-                assert repository.model(package, "1", "push") is repository.model(f"{package}.push")
-                assert asked.ready
-                assert set(asked.body_rules.methods) == {"push", "peek", default or "forward"}
-            assert repository.named("notes").metadata()["inputs"][0]["name"] == "x"
-            assert repository.model("notes.push").body_rules.methods == {}
-            assert repository.model("notes") is repository.model("notes", method="forward")
-            return repository.named("recorder").metadata(), repository.model("notes").config()
-
-    metadata, config = run(ask())
+async def test_the_packages_name_stands_for_the_method_that_a_request_names(recorder, with_default):
+    async with serving(recorder, with_default) as repository:
+        for package, default in (("recorder", "embed"), ("notes", None)):
+            asked = repository.named(package)
+            first = await asked.infer(request(rows(), method=default))
+            assert first.model == (f"{package}.embed" if default else package)
+            for name in (package, f"{package}.push"):
+                begin = SequenceStep(f"of {name}", start=True)
+                pushed = await repository.named(name).infer(request(rows(), sequence=begin, method="push"))
+                assert pushed.model == f"{package}.push"
+            step = SequenceStep(f"of {package}", end=True)
+            scale = {"scale": torch.ones(2, 1)}
+            assert (await asked.infer(request(scale, sequence=step, method="peek"))).model == f"{package}.peek"
+            assert repository.model(package, "1", "push") is repository.model(f"{package}.push")
+            assert asked.ready
+            assert set(asked.body_rules.methods) == {"push", "peek", default or "forward"}
+        assert repository.named("notes").metadata()["inputs"][0]["name"] == "x"
+        assert repository.model("notes.push").body_rules.methods == {}
+        assert repository.model("notes") is repository.model("notes", method="forward")
+        metadata, config = repository.named("recorder").metadata(), repository.model("notes").config()
     assert (metadata["name"], metadata["versions"], metadata["inputs"]) == ("recorder", ["1"], [])
     assert metadata["methods"]["push"]["inputs"][0]["name"] == "x"
     assert metadata["methods"]["push"]["sequences"]
     assert set(json.loads(config["parameters"]["methods"]["string_value"])) == {"push", "peek", "forward", "fill"}
 
 
-def test_a_method_that_is_not_there_or_another_than_the_name_says_is_refused(recorder, with_default):
-    async def ask():
-        async with serving(recorder, with_default) as repository:
-            for name, method, kind, words in [
-                ("notes", "none", NotServedError, "the method `none` of notes is not served"),
-                ("notes", "fill", NotServedError, "fill` of notes is not served: it writes into its input out"),
-                ("notes", "embed", NotServedError, "the method `embed` of notes"),
-                ("notes.push", "peek", BadRequestError, "for notes.push, and its parameter `method` says `peek`"),
-                ("notes.push", "forward", BadRequestError, "says `forward`"),
-                ("notes.push", "notes.push", NotServedError, "the method `notes.push` of notes is not served"),
-                ("recorder", None, NotServedError, "recorder has no default method that is served"),
-                ("recorder", "forward", NotServedError, "the method `forward` of recorder is not served"),
-            ]:
-                with pytest.raises(kind, match=re.escape(words)) as refused:
-                    await repository.named(name).infer(request(rows(), method=method))
-                with pytest.raises(kind, match=re.escape(words)):
-                    repository.model(name, method=method)
-                assert refused.value.hint
-            with pytest.raises(NotServedError, match="no default method"):
-                repository.named("recorder").config()
-
-    run(ask())
+async def test_a_method_that_is_not_there_or_another_than_the_name_says_is_refused(recorder, with_default):
+    async with serving(recorder, with_default) as repository:
+        for name, method, kind, words in [
+            ("notes", "none", NotServedError, "the method `none` of notes is not served"),
+            ("notes", "fill", NotServedError, "fill` of notes is not served: it writes into its input out"),
+            ("notes", "embed", NotServedError, "the method `embed` of notes"),
+            ("notes.push", "peek", BadRequestError, "for notes.push, and its parameter `method` says `peek`"),
+            ("notes.push", "forward", BadRequestError, "says `forward`"),
+            ("notes.push", "notes.push", NotServedError, "the method `notes.push` of notes is not served"),
+            ("recorder", None, NotServedError, "recorder has no default method that is served"),
+            ("recorder", "forward", NotServedError, "the method `forward` of recorder is not served"),
+        ]:
+            with pytest.raises(kind, match=re.escape(words)) as refused:
+                await repository.named(name).infer(request(rows(), method=method))
+            with pytest.raises(kind, match=re.escape(words)):
+                repository.model(name, method=method)
+            assert refused.value.hint
+        with pytest.raises(NotServedError, match="no default method"):
+            repository.named("recorder").config()
 
 
-def test_a_package_that_gets_a_default_method_answers_by_its_name(with_default, tmp_path):
+async def test_a_package_that_gets_a_default_method_answers_by_its_name(with_default, tmp_path):
     stateful.write(tmp_path / "notes.pt2", name="notes")
-
-    async def ask():
-        async with serving(repository=tmp_path) as repository:
-            before = repository.named("notes")
-            assert before.name == "notes"
-            assert not isinstance(before, ServedModel)
-            (tmp_path / "new").write_bytes(with_default.read_bytes())
-            (tmp_path / "new").replace(tmp_path / "notes.pt2")
-            await repository.load("notes", {})
-            assert isinstance(repository.named("notes"), ServedModel)
-            while not before.closed:
-                await asyncio.sleep(0.01)
-            begin = SequenceStep(1, start=True, end=True)
-            late = await before.infer(request(rows(), sequence=begin, method="push"))  # it was admitted before
-            assert late.model == "notes.push"
-            await repository.unload("notes")
-            with pytest.raises(NotReadyError):
-                repository.named("notes")
-
-    run(ask())
+    async with serving(repository=tmp_path) as repository:
+        before = repository.named("notes")
+        assert before.name == "notes"
+        assert not isinstance(before, ServedModel)
+        (tmp_path / "new").write_bytes(with_default.read_bytes())
+        (tmp_path / "new").replace(tmp_path / "notes.pt2")
+        await repository.load("notes", {})
+        assert isinstance(repository.named("notes"), ServedModel)
+        await until(lambda: before.closed)
+        begin = SequenceStep(1, start=True, end=True)
+        late = await before.infer(request(rows(), sequence=begin, method="push"))  # it was admitted before
+        assert late.model == "notes.push"
+        await repository.unload("notes")
+        with pytest.raises(NotReadyError):
+            repository.named("notes")
 
 
-def test_a_package_is_loaded_and_unloaded_as_a_whole(recorder, tmp_path):
+async def test_a_package_is_loaded_and_unloaded_as_a_whole(recorder, tmp_path):
     (tmp_path / "recorder.pt2").write_bytes(recorder.read_bytes())
-
-    async def ask():
-        async with serving(repository=tmp_path, sequences=NONE) as repository:
-            before = only(repository)
-            for change in (repository.load("recorder.embed", {}), repository.unload("recorder.embed")):
-                with pytest.raises(BadRequestError, match="loaded and unloaded as a whole"):
-                    await change
-            await repository.unload("recorder")
-            assert not repository.models()
-            assert [(entry.name, entry.state) for entry in repository.index()] == [("recorder", "UNAVAILABLE")]
-            await repository.load("recorder", {})
-            assert only(repository) is not before
-            assert only(repository).counted is before.counted
-
-    run(ask())
+    async with serving(repository=tmp_path, sequences=NONE) as repository:
+        before = only(repository)
+        for change in (repository.load("recorder.embed", {}), repository.unload("recorder.embed")):
+            with pytest.raises(BadRequestError, match="loaded and unloaded as a whole"):
+                await change
+        await repository.unload("recorder")
+        assert not repository.models()
+        assert [(entry.name, entry.state) for entry in repository.index()] == [("recorder", "UNAVAILABLE")]
+        await repository.load("recorder", {})
+        assert only(repository) is not before
+        assert only(repository).counted is before.counted
 
 
 def test_the_default_method_has_the_packages_name():
@@ -201,12 +168,7 @@ def test_the_default_method_has_the_packages_name():
     assert servable("toy", alone, sequences=False).names == {"score": "toy"}
 
 
-def test_two_packages_with_the_same_name_for_a_method_are_refused(recorder, tiny_files, tmp_path):
+async def test_two_packages_with_the_same_name_for_a_method_are_refused(recorder, tiny_files, tmp_path):
     other = tiny.write(tmp_path / "other.pt2", tiny_files, name="recorder.embed")
-
-    async def ask():
-        async with serving(recorder, other):
-            pass
-
     with pytest.raises(UsageError, match=r"would be served as recorder\.embed"):
-        run(ask())
+        await serving(recorder, other).__aenter__()

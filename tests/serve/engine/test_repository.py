@@ -9,12 +9,15 @@ import random
 import shutil
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from exportkit.errors import ExportkitError, NotAnArchiveError, SignatureMissingError, UsageError
+from exportkit.package.archive import PackageReader
+from exportkit.package.revocation import revoke
 from exportkit.package.signing import sign_package
 from exportkit.runtime.model import Model
 from exportkit.serve.batching.pending import BatchLimits
@@ -24,13 +27,9 @@ from exportkit.serve.engine.repository import Repository
 from exportkit.serve.queries import Queries
 from exportkit.serve.serve_options import ServeOptions
 from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, NotServedError
-from tests.package.signers import signer
+from tests.package.signers import signer, write_policy
 from tests.serve.engine import rows
-from tests.serve.engine.asking import equal, only, request, serving, tensors
-
-
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 300))
+from tests.serve.engine.asking import equal, only, request, serving, tensors, until
 
 
 def states(repository: Repository) -> list[tuple[str, str, str]]:
@@ -79,103 +78,108 @@ def test_two_packages_of_one_name_are_refused(folder, tmp_path):
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_ready_before_it_is_loaded(rows_package):
-    async def ask():
-        repository = Repository(ServeOptions((rows_package,)))
-        assert not repository.ready
-        assert states(repository) == [("rows", "", "LOADING")]
-        with pytest.raises(NotReadyError, match="loading"):
-            repository.model("rows")
-        with pytest.raises(NotServedError, match="no model is named other"):
-            repository.model("other")
-        await repository.open()
-        assert repository.ready
-        assert states(repository) == [("rows", "1", "READY")]
-        with pytest.raises(NotServedError, match="the model rows has no version 2"):
-            repository.model("rows", "2")
-        assert repository.model("rows", "1") is repository.model("rows")
-        assert only(repository).counted.load_seconds > 0
-        await repository.drain()
-
-    run(ask())
+async def test_nothing_is_ready_before_it_is_loaded(rows_package):
+    repository = Repository(ServeOptions((rows_package,)))
+    assert not repository.ready
+    assert states(repository) == [("rows", "", "LOADING")]
+    with pytest.raises(NotReadyError, match="loading"):
+        repository.model("rows")
+    with pytest.raises(NotServedError, match="no model is named other"):
+        repository.model("other")
+    await repository.open()
+    assert repository.ready
+    assert states(repository) == [("rows", "1", "READY")]
+    with pytest.raises(NotServedError, match="the model rows has no version 2"):
+        repository.model("rows", "2")
+    assert repository.model("rows", "1") is repository.model("rows")
+    assert only(repository).counted.load_seconds > 0
+    await repository.drain()
 
 
-def test_a_package_that_cannot_be_loaded_raises_its_own_error(tmp_path):
+async def test_a_package_that_cannot_be_loaded_raises_its_own_error(tmp_path):
     path = tmp_path / "broken.pt2"
     path.write_bytes(b"no archive")
-
-    async def ask():
-        repository = Repository(ServeOptions((path,)))
-        with pytest.raises(NotAnArchiveError):
-            await repository.open()
-        (entry,) = repository.index()
-        assert entry.state == "UNAVAILABLE"
-        assert "archive" in entry.reason
-        assert not repository.ready
-
-    run(ask())
+    repository = Repository(ServeOptions((path,)))
+    with pytest.raises(NotAnArchiveError):
+        await repository.open()
+    (entry,) = repository.index()
+    assert entry.state == "UNAVAILABLE"
+    assert "archive" in entry.reason
+    assert not repository.ready
 
 
-def test_a_package_that_answers_its_recorded_case_wrongly_is_not_served(tmp_path):
+async def test_a_package_that_answers_its_recorded_case_wrongly_is_not_served(tmp_path):
     package = rows.write(tmp_path / "rows.pt2", rows.example(2), wrong=0.5)
     with pytest.raises(BackendError, match=r"recorded case 0 wrongly on cpu: sum: 6 of 6 elements differ"):
-        run(serving(package).__aenter__())
+        await serving(package).__aenter__()
 
 
-def test_a_runner_that_cannot_begin_is_an_error_of_loading(rows_package, monkeypatch):
+async def test_a_runner_that_cannot_begin_is_an_error_of_loading(rows_package, monkeypatch):
     """Simulated: the device gives no stream."""
 
     def broken(self):
         raise RuntimeError("no stream")
 
-    async def ask():
-        async with serving(rows_package) as repository:
-            before = only(repository)
-            monkeypatch.setattr(Model, "use_own_stream", broken)
-            await repository.unload("rows")
-            with pytest.raises(BackendError, match="the model rows cannot be loaded: no stream"):
-                await repository.load("rows", {})
-            assert not before.ready
-            assert states(repository) == [("rows", "1", "UNAVAILABLE")]
-            monkeypatch.undo()
+    async with serving(rows_package) as repository:
+        before = only(repository)
+        monkeypatch.setattr(Model, "use_own_stream", broken)
+        await repository.unload("rows")
+        with pytest.raises(BackendError, match="the model rows cannot be loaded: no stream"):
             await repository.load("rows", {})
-            await only(repository).infer(request(rows.example(1)))
+        assert not before.ready
+        assert states(repository) == [("rows", "1", "UNAVAILABLE")]
+        monkeypatch.undo()
+        await repository.load("rows", {})
+        await only(repository).infer(request(rows.example(1)))
 
-    run(ask())
 
-
-def test_every_runner_is_warm_before_the_model_is_ready(rows_package, monkeypatch):
-    calls = []
-    run_requests = Model.run_requests
+async def test_every_runner_is_warm_before_the_model_is_ready(rows_package, monkeypatch):
+    calls, run_requests = [], Model.run_requests
 
     def watched(self, *given):
         calls.append(threading.current_thread().name)
         return run_requests(self, *given)
 
     monkeypatch.setattr(Model, "run_requests", watched)
-
-    async def ask():
-        async with serving(rows_package, runners=3) as repository:
-            assert calls.count("exportkit runner") == 3
-            assert only(repository).counted.executions == 0
-
-    run(ask())
+    async with serving(rows_package, runners=3) as repository:
+        assert calls.count("exportkit runner") == 3
+        assert only(repository).counted.executions == 0
 
 
-def test_signatures_are_demanded(rows_package, tmp_path):
+async def test_signatures_are_demanded(rows_package, tmp_path):
     package = tmp_path / "signed.pt2"
     shutil.copy(rows_package, package)
     mine = signer(tmp_path)
     options = {"public_keys": (mine.public,), "warm_up": False}
     with pytest.raises(SignatureMissingError):
-        run(serving(package, **options).__aenter__())
+        await serving(package, **options).__aenter__()
     sign_package(package, mine.key)
+    async with serving(package, **options) as repository:
+        assert repository.ready
 
-    async def ask():
-        async with serving(package, **options) as repository:
-            assert repository.ready
 
-    run(ask())
+async def test_a_model_that_is_revoked_is_unloaded_when_it_is_loaded_again(rows_package, tmp_path, monkeypatch):
+    package = Path(shutil.copy(rows_package, tmp_path / "rows.pt2"))
+    lists = [{"list": "revoked.json", "minimum_sequence": 1}]
+    policy = write_policy(tmp_path / "policy.json", require_signature=False, revocations=lists)
+    revoke(tmp_path / "revoked.json", {}, {})
+    monkeypatch.setenv("EXPORTKIT_POLICY", str(policy))
+    async with serving(package, warm_up=False) as repository:
+        with PackageReader(package) as reader:
+            digest = reader.manifest_sha256
+        policy.chmod(0o666)
+        with pytest.raises(BackendError, match="may be written to by other users"):
+            await repository.load("rows", {})
+        assert repository.ready  # what runs goes on: a bad policy says nothing of this model
+        policy.chmod(0o644)
+        revoke(tmp_path / "revoked.json", {}, {digest: "wrong weights"})
+        with pytest.raises(BackendError, match=r"revoked by .*wrong weights"):
+            await repository.load("rows", {})
+        (entry,) = repository.index()
+        assert entry.state == "UNAVAILABLE"
+        assert "wrong weights" in entry.reason
+        with pytest.raises(BackendError, match="revoked by"):
+            await repository.load("rows", {})
 
 
 # --- exchanging -------------------------------------------------------------------------------------------------------
@@ -205,28 +209,22 @@ async def asked_all_the_time(repository, work, name="rows"):
     return answers
 
 
-def test_a_package_is_exchanged_without_losing_a_request(tmp_path):
+async def test_a_package_is_exchanged_without_losing_a_request(tmp_path):
     package = rows.write(tmp_path / "rows.pt2", rows.example(2))
+    async with serving(package, batch=BatchLimits(max_rows=8)) as repository:
+        first = held = only(repository)
 
-    async def ask():
-        async with serving(package, batch=BatchLimits(max_rows=8)) as repository:
-            first = only(repository)
-            held = repository.model("rows")
+        async def exchange():
+            for version in ("2", "3"):
+                rows.write(package, rows.example(2), version=version)
+                await repository.load("rows", {})
+                assert only(repository).version == version
 
-            async def exchange():
-                for version in ("2", "3"):
-                    rows.write(package, rows.example(2), version=version)
-                    await repository.load("rows", {})
-                    assert only(repository).version == version
-
-            answers = await asked_all_the_time(repository, exchange)
-            inputs = rows.example(1)
-            late = await held.infer(request(inputs))  # by one who looked the model up before
-            with held.admit(10):
-                pass
-            return first, answers, late, inputs
-
-    first, answers, late, inputs = run(ask())
+        answers = await asked_all_the_time(repository, exchange)
+        inputs = rows.example(1)
+        late = await held.infer(request(inputs))  # by one who looked the model up before
+        with held.admit(10):
+            pass
     assert answers > 4
     assert late.version == "3"
     assert equal(tensors(late), rows.answer(inputs))
@@ -234,104 +232,96 @@ def test_a_package_is_exchanged_without_losing_a_request(tmp_path):
     assert first.counted.failures == {}
 
 
-def test_an_exchange_does_not_wait_for_a_slow_client_and_leaves_nothing_behind(tmp_path):
+def runners() -> int:
+    return sum(thread.name == "exportkit runner" for thread in threading.enumerate())
+
+
+@pytest.fixture
+def no_circles():
+    """What a model has in memory goes although nobody looks for circles."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def test_an_exchange_does_not_wait_for_a_slow_client_and_leaves_nothing_behind(tmp_path, no_circles):
     package = rows.write(tmp_path / "rows.pt2", rows.example(2))
-
-    async def ask():
-        async with serving(package) as repository:
-            first = only(repository)
-            gc.collect()
-            gc.disable()  # no circle keeps what a model has in memory
-            with first.admit(100):  # the body is on its way
-                os.utime(package, ns=(1, 1))
-                await repository.load("rows", {})
-                assert only(repository) is not first
-                inputs = rows.example(1)
-                assert equal(tensors(await first.infer(request(inputs))), rows.answer(inputs))
-                gone = weakref.ref(first)
-                del first
-            while gone() is not None:
-                await asyncio.sleep(0.01)
-            return sum(thread.name == "exportkit runner" for thread in threading.enumerate())
-
-    try:
-        assert run(ask()) == 1
-    finally:
-        gc.enable()
-    assert not [thread for thread in threading.enumerate() if thread.name == "exportkit runner"]
-
-
-def test_the_same_version_goes_on_counting(tmp_path):
-    package = rows.write(tmp_path / "rows.pt2", rows.example(2))
-
-    async def ask():
-        async with serving(package, warm_up=False) as repository:
-            await only(repository).infer(request(rows.example(1)))
-            before = only(repository)
-            await repository.load("rows", {})
-            assert only(repository) is before  # nothing has changed
+    async with serving(package) as repository:
+        first = only(repository)
+        with first.admit(100):  # the body is on its way
             os.utime(package, ns=(1, 1))
             await repository.load("rows", {})
-            assert only(repository) is not before
-            await only(repository).infer(request(rows.example(1)))
-            return only(repository).counted
+            assert only(repository) is not first
+            inputs = rows.example(1)
+            assert equal(tensors(await first.infer(request(inputs))), rows.answer(inputs))
+            gone = weakref.ref(first)
+            del first
+        await until(lambda: gone() is None)
+        assert runners() == 1
+    assert runners() == 0
 
-    assert run(ask()).success.count == 2
 
-
-def test_a_package_that_cannot_be_loaded_leaves_the_old_one_serving(tmp_path):
+async def test_the_same_version_goes_on_counting(tmp_path):
     package = rows.write(tmp_path / "rows.pt2", rows.example(2))
-
-    async def ask():
-        async with serving(package, warm_up=False) as repository:
-            before = only(repository)
-            package.unlink()
-            package.write_bytes(b"no archive")
-            with pytest.raises(BackendError, match="the model rows cannot be loaded"):
-                await repository.load("rows", {})
-            assert only(repository) is before
-            assert repository.ready
-            await before.infer(request(rows.example(1)))
-
-    run(ask())
+    async with serving(package, warm_up=False) as repository:
+        await only(repository).infer(request(rows.example(1)))
+        before = only(repository)
+        await repository.load("rows", {})
+        assert only(repository) is before  # nothing has changed
+        os.utime(package, ns=(1, 1))
+        await repository.load("rows", {})
+        assert only(repository) is not before
+        await only(repository).infer(request(rows.example(1)))
+        assert only(repository).counted.success.count == 2
 
 
-def test_versions_come_and_go(rows_package, folder):
+async def test_a_package_that_cannot_be_loaded_leaves_the_old_one_serving(tmp_path):
+    package = rows.write(tmp_path / "rows.pt2", rows.example(2))
+    async with serving(package, warm_up=False) as repository:
+        before = only(repository)
+        package.unlink()
+        package.write_bytes(b"no archive")
+        with pytest.raises(BackendError, match="the model rows cannot be loaded"):
+            await repository.load("rows", {})
+        assert only(repository) is before
+        assert repository.ready
+        await before.infer(request(rows.example(1)))
+
+
+async def test_versions_come_and_go(rows_package, folder):
     def put(version):
         (folder / "rows" / version).mkdir(parents=True)
         shutil.copy(rows_package, folder / "rows" / version / "model.pt2")
 
-    async def ask():
-        put("9")
-        async with serving(repository=folder, warm_up=False) as repository:
-            nine = repository.model("rows")
-            assert nine.version == "9"  # the folder's, not the manifest's
-            put("10")
-            with pytest.raises(NotServedError):
-                repository.model("rows", "10")
-            assert states(repository) == [("rows", "9", "READY"), ("rows", "10", "UNAVAILABLE")]
-            await repository.load("rows", {})
-            assert repository.model("rows").version == "10"
-            assert repository.model("rows", "9") is nine
-            assert Queries(repository).metadata("rows", "9")["versions"] == ["9", "10"]
-            assert [model.version for model in repository.models()] == ["9", "10"]
-            shutil.rmtree(folder / "rows" / "10")
-            await repository.load("rows", {})
-            assert repository.model("rows") is nine
+    put("9")
+    async with serving(repository=folder, warm_up=False) as repository:
+        nine = repository.model("rows")
+        assert nine.version == "9"  # the folder's, not the manifest's
+        put("10")
+        with pytest.raises(NotServedError):
+            repository.model("rows", "10")
+        assert states(repository) == [("rows", "9", "READY"), ("rows", "10", "UNAVAILABLE")]
+        await repository.load("rows", {})
+        assert repository.model("rows").version == "10"
+        assert repository.model("rows", "9") is nine
+        assert Queries(repository).metadata("rows", "9")["versions"] == ["9", "10"]
+        assert [model.version for model in repository.models()] == ["9", "10"]
+        shutil.rmtree(folder / "rows" / "10")
+        await repository.load("rows", {})
+        assert repository.model("rows") is nine
+        await repository.unload("rows")
+        assert states(repository) == [("rows", "9", "UNAVAILABLE")]
+        with pytest.raises(NotReadyError, match="unloaded"):
+            repository.model("rows")
+        with pytest.raises(NotReadyError):
+            await nine.infer(request(rows.example(1)))
+        with pytest.raises(NotServedError):
             await repository.unload("rows")
-            assert states(repository) == [("rows", "9", "UNAVAILABLE")]
-            with pytest.raises(NotReadyError, match="unloaded"):
-                repository.model("rows")
-            with pytest.raises(NotReadyError):
-                await nine.infer(request(rows.example(1)))
-            with pytest.raises(NotServedError):
-                await repository.unload("rows")
-            assert repository.ready
-            put("11")
-            await repository.load("rows", {})
-            assert repository.model("rows").version == "11"
-
-    run(ask())
+        assert repository.ready
+        put("11")
+        await repository.load("rows", {})
+        assert repository.model("rows").version == "11"
 
 
 @pytest.mark.parametrize(
@@ -355,27 +345,23 @@ def test_versions_come_and_go(rows_package, folder):
         ({"weights": "missing.safetensors"}, "beside the package rows: there.safetensors"),
     ],
 )
-def test_parameters_that_are_not_allowed_are_refused(rows_package, folder, tmp_path, parameters, message):
+async def test_parameters_that_are_not_allowed_are_refused(rows_package, folder, tmp_path, parameters, message):
     folder.mkdir()
     shutil.copy(rows_package, folder / "rows.pt2")
     save_file({"x": torch.zeros(1)}, folder / "there.safetensors")
     save_file({"x": torch.zeros(1)}, tmp_path / "secret.safetensors")
     (folder / "outside.safetensors").symlink_to(tmp_path / "secret.safetensors")
-
-    async def ask():
-        async with serving(repository=folder, warm_up=False) as repository:
-            before = only(repository)
-            with pytest.raises(BadRequestError) as refusal:
-                await repository.load("rows", parameters)
-            with pytest.raises(NotServedError):
-                await repository.load("../models/rows", {})
-            assert only(repository) is before
-            return refusal.value
-
-    assert message in run(ask()).message
+    async with serving(repository=folder, warm_up=False) as repository:
+        before = only(repository)
+        with pytest.raises(BadRequestError) as refusal:
+            await repository.load("rows", parameters)
+        with pytest.raises(NotServedError):
+            await repository.load("../models/rows", {})
+        assert only(repository) is before
+    assert message in refusal.value.message
 
 
-def test_draining_does_not_wait_for_a_load_and_drops_what_it_brings(rows_package, monkeypatch):
+async def test_draining_does_not_wait_for_a_load_and_drops_what_it_brings(rows_package, monkeypatch):
     began, go_on = threading.Event(), threading.Event()
     loaded = []
 
@@ -385,18 +371,15 @@ def test_draining_does_not_wait_for_a_load_and_drops_what_it_brings(rows_package
         loaded.append(load_replicas(*args))
         return loaded[0]
 
-    async def ask():
-        async with serving(rows_package, warm_up=False) as repository:
-            monkeypatch.setattr("exportkit.serve.engine.repository.load_replicas", slow)
-            await repository.unload("rows")
-            loading = asyncio.ensure_future(repository.load("rows", {}))
-            await asyncio.to_thread(began.wait, 60)
-            assert states(repository) == [("rows", "1", "LOADING")]
-            await repository.drain()
-            go_on.set()
-            with pytest.raises(ExportkitError, match="drains"):
-                await loading
-            assert repository.models() == []
-
-    run(ask())
+    async with serving(rows_package, warm_up=False) as repository:
+        monkeypatch.setattr("exportkit.serve.engine.repository.load_replicas", slow)
+        await repository.unload("rows")
+        loading = asyncio.ensure_future(repository.load("rows", {}))
+        await asyncio.to_thread(began.wait, 60)
+        assert states(repository) == [("rows", "1", "LOADING")]
+        await repository.drain()
+        go_on.set()
+        with pytest.raises(ExportkitError, match="drains"):
+            await loading
+        assert repository.models() == []
     assert not loaded[0].replicas[0].alive

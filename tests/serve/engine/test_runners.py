@@ -9,25 +9,20 @@ import torch
 
 import exportkit
 from tests.artifacts import artifact
-from tests.serve.engine.asking import only, request, serving, tensors
+from tests.serve.engine.asking import request, serving_model, tensors
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("isolate", [False, True], ids=["here", "isolated"])
 @pytest.mark.parametrize("runtime", ["cpp", "python"])
-def test_runners_on_cuda_answer_as_direct_calls_do(isolate, runtime, monkeypatch):
+async def test_runners_on_cuda_answer_as_direct_calls_do(isolate, runtime, monkeypatch):
     monkeypatch.setenv("EXPORTKIT_RUNTIME", runtime)
     package = artifact("weighted-cuda")
     inputs = [torch.randn(1 + count % 3, 16) for count in range(100)]
-
-    async def ask():
-        async with serving(package, devices=("cuda",), isolate=isolate) as repository:
-            model = only(repository)
-            assert model.counted.runners == 2
-            answers = await asyncio.gather(*(model.infer(request({"x": each})) for each in inputs))
-            return answers, model.counted.executions, model.config()["instance_group"][0]["kind"]
-
-    answers, executions, kind = asyncio.run(ask())
+    async with serving_model(package, devices=("cuda",), isolate=isolate) as model:
+        assert model.counted.runners == 2
+        answers = await asyncio.gather(*(model.infer(request({"x": each})) for each in inputs))
+        executions, kind = model.counted.executions, model.config()["instance_group"][0]["kind"]
     assert (executions < 100, kind) == (runtime == "cpp", "KIND_GPU")
     with exportkit.load(package, device="cuda") as direct:
         for each, answer in zip(inputs, answers):

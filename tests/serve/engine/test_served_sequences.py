@@ -39,34 +39,23 @@ from exportkit.serve.statuses import (
 from exportkit.verify import judging
 from tests.runtime import stateful
 from tests.serve.engine import asking
-from tests.serve.engine.asking import request, tensors
+from tests.serve.engine.asking import request, tensors, until
 
 SOON = SequenceLimits(idle_seconds=0.2, finish_seconds=0.5)
 
 
-@pytest.fixture(scope="module")
-def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """push and peek have state, embed has none; push fails after six calls."""
-    return stateful.write(tmp_path_factory.mktemp("sequences") / "recorder.pt2")
-
-
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 120))
-
-
 @asynccontextmanager
-async def serving(*packages: Path, limits: SequenceLimits | None = None, **load: Any) -> AsyncIterator[Repository]:
+async def serving(
+    *packages: Path, limits: SequenceLimits | None = None, **load: Any
+) -> AsyncIterator[tuple[Repository, ServedModel, ServedSequences]]:
+    """A repository, the model of `push`, and the sequences."""
     async with asking.serving(*packages, sequences=limits or SequenceLimits(), **load) as served:
+        sequences = served.sequences()["recorder"]
         try:
-            yield served
+            yield served, served.model("recorder.push"), sequences
         finally:
-            for entry in served.sequences().values():
-                for sequence in entry._table:
-                    entry._end(sequence, "unloaded")  # nobody waits for those that a test leaves
-
-
-def of(repository: Repository) -> tuple[ServedModel, ServedSequences]:
-    return repository.model("recorder.push"), repository.sequences()["recorder"]
+            for sequence in sequences._table:
+                sequences._end(sequence, "unloaded")  # nobody waits for those that a test leaves
 
 
 def rows(seed: int, count: int = 2) -> torch.Tensor:
@@ -88,24 +77,18 @@ def as_a_session_answers(recorder: Path, given: Iterable[torch.Tensor], answers:
 
 @pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.process
-def test_two_interleaved_sequences_equal_two_sessions(recorder, isolate):
+async def test_two_interleaved_sequences_equal_two_sessions(recorder, isolate):
     """A number and its text are two ids."""
-
-    async def ask():
-        async with serving(recorder, isolate=isolate) as repository:
-            model, sequences = of(repository)
-            answers: dict[Any, list[torch.Tensor]] = {7: [], "7": []}
-            for number in range(5):
-                for which, given in enumerate(answers):
-                    x = rows(10 * number + which, 2 + which)
-                    answers[given].append(await push(model, x, given, start=number == 0))
-            scale = {"scale": torch.full((3, 1), 2.0)}
-            step = SequenceStep("7", end=True)
-            last = tensors(await repository.model("recorder.peek").infer(request(scale, sequence=step)))["0"]
-            assert sequences.ended == {"end": 1}
-            return answers, last
-
-    answers, last = run(ask())
+    async with serving(recorder, isolate=isolate) as (repository, model, sequences):
+        answers: dict[Any, list[torch.Tensor]] = {7: [], "7": []}
+        for number in range(5):
+            for which, given in enumerate(answers):
+                x = rows(10 * number + which, 2 + which)
+                answers[given].append(await push(model, x, given, start=number == 0))
+        scale = {"scale": torch.full((3, 1), 2.0)}
+        step = SequenceStep("7", end=True)
+        last = tensors(await repository.model("recorder.peek").infer(request(scale, sequence=step)))["0"]
+        assert sequences.ended == {"end": 1}
     with exportkit.load(recorder) as model:
         for which, given in enumerate(answers.values()):
             with model.session(batch=2 + which) as session:
@@ -115,277 +98,240 @@ def test_two_interleaved_sequences_equal_two_sessions(recorder, isolate):
         assert torch.equal(last, peeked)
 
 
-def test_steps_that_come_at_the_same_time_run_in_their_order_and_count_as_what_waits(recorder):
-    async def ask():
-        async with serving(recorder, runners=4) as repository:
-            model, _ = of(repository)
-            steps = [push(model, rows(number), 1, start=number == 0, end=number == 5) for number in range(6)]
-            others = [push(model, rows(number), 2, start=number == 0, end=number == 5) for number in range(6)]
-            asked = [asyncio.ensure_future(each) for pair in zip(steps, others) for each in pair]
-            await asyncio.sleep(0)
-            assert model.counted.pending >= 10
-            found = await asyncio.gather(*asked)
-            assert (model.counted.queued_rows, model.counted.pending, model.counted.queued_bytes) == (0, 0, 0)
-            return found
-
-    found = run(ask())
+async def test_steps_that_come_at_the_same_time_run_in_their_order_and_count_as_what_waits(recorder):
+    async with serving(recorder, runners=4) as (_, model, _):
+        steps = [push(model, rows(number), 1, start=number == 0, end=number == 5) for number in range(6)]
+        others = [push(model, rows(number), 2, start=number == 0, end=number == 5) for number in range(6)]
+        asked = [asyncio.ensure_future(each) for pair in zip(steps, others) for each in pair]
+        await asyncio.sleep(0)
+        assert model.counted.pending >= 10
+        found = await asyncio.gather(*asked)
+        assert (model.counted.queued_rows, model.counted.pending, model.counted.queued_bytes) == (0, 0, 0)
     for which in (0, 1):
         assert as_a_session_answers(recorder, map(rows, range(6)), found[which::2])
 
 
-def test_what_is_refused_says_why_and_changes_nothing(recorder):
-    async def ask():
-        async with serving(recorder, limits=SequenceLimits(most_bytes=500)) as repository:
-            model, sequences = of(repository)
-            with pytest.raises(BadRequestError, match="keeps state, which belongs to a sequence") as missing:
-                await model.infer(request({"x": rows(0)}))
-            assert "sequence_start" in missing.value.text
-            with pytest.raises(NotOfferedError, match="keeps no state"):
-                await push(repository.model("recorder.embed"), rows(0), 1, start=True)
-            with pytest.raises(TooLargeError, match="would have 904 bytes, and all sequences may have 500") as refused:
-                await push(model, rows(0, 8), 1, start=True)
-            assert "--max-sequence-bytes" in refused.value.hint
-            with pytest.raises(SequenceError, match="recorder has no sequence 1"):
-                await push(model, rows(0), 1)
-            assert (sequences.count, sequences.state_bytes) == (0, 0)
-            await push(model, rows(0), 1, start=True)
-            with pytest.raises(SequenceError, match="has no sequence 1"):
-                await push(model, rows(0), 1, owner="another key")
-            with pytest.raises(BadRequestError, match="began with batch=2, and this request has 3"):
-                await push(model, rows(0, 3), 1)
-            begin = SequenceStep(1, start=True)
-            for given, more, words in [
-                ({"x": torch.rand(2, 5)}, {}, "must have size 4"),
-                ({"x": torch.rand(9, 4)}, {}, "batch"),
-                ({}, {}, "is missing"),
-                ({"x": rows(0)}, {"timeout": -1.0}, "passed before it arrived"),
-                ({"x": rows(0)}, {"method": "none"}, "not served"),
-            ]:
-                with pytest.raises((BadRequestError, DeadlineError, NotServedError), match=words):
-                    await model.infer(request(given, sequence=begin, **more))
-            last = await push(model, rows(1), 1, end=True)
-            with pytest.raises(SequenceError, match="its last step was answered"):
-                await push(model, rows(0), 1)
-            assert (model.counted.queued_rows, model.counted.pending, model.counted.queued_bytes) == (0, 0, 0)
-            return last
-
-    last = run(ask())
+async def test_what_is_refused_says_why_and_changes_nothing(recorder):
+    async with serving(recorder, limits=SequenceLimits(most_bytes=500)) as (repository, model, sequences):
+        with pytest.raises(BadRequestError, match="keeps state, which belongs to a sequence") as missing:
+            await model.infer(request({"x": rows(0)}))
+        assert "sequence_start" in missing.value.text
+        with pytest.raises(NotOfferedError, match="keeps no state"):
+            await push(repository.model("recorder.embed"), rows(0), 1, start=True)
+        with pytest.raises(TooLargeError, match="would have 904 bytes, and all sequences may have 500") as refused:
+            await push(model, rows(0, 8), 1, start=True)
+        assert "--max-sequence-bytes" in refused.value.hint
+        with pytest.raises(SequenceError, match="recorder has no sequence 1"):
+            await push(model, rows(0), 1)
+        assert (sequences.count, sequences.state_bytes) == (0, 0)
+        await push(model, rows(0), 1, start=True)
+        with pytest.raises(SequenceError, match="has no sequence 1"):
+            await push(model, rows(0), 1, owner="another key")
+        with pytest.raises(BadRequestError, match="began with batch=2, and this request has 3"):
+            await push(model, rows(0, 3), 1)
+        begin = SequenceStep(1, start=True)
+        for given, more, words in [
+            ({"x": torch.rand(2, 5)}, {}, "must have size 4"),
+            ({"x": torch.rand(9, 4)}, {}, "batch"),
+            ({}, {}, "is missing"),
+            ({"x": rows(0)}, {"timeout": -1.0}, "passed before it arrived"),
+            ({"x": rows(0)}, {"method": "none"}, "not served"),
+        ]:
+            with pytest.raises((BadRequestError, DeadlineError, NotServedError), match=words):
+                await model.infer(request(given, sequence=begin, **more))
+        last = await push(model, rows(1), 1, end=True)
+        with pytest.raises(SequenceError, match="its last step was answered"):
+            await push(model, rows(0), 1)
+        assert (model.counted.queued_rows, model.counted.pending, model.counted.queued_bytes) == (0, 0, 0)
     with exportkit.load(recorder) as model, model.session(batch=2) as session:
         session.push(rows(0))
         assert torch.equal(last, session.push(rows(1)))
 
 
-def test_a_step_that_fails_ends_its_sequence_and_no_other(recorder):
-    async def ask():
-        async with serving(recorder) as repository:
-            model, sequences = of(repository)
-            await push(model, rows(0), 2, start=True)
-            steps = [push(model, rows(number), 1, start=number == 0) for number in range(9)]
-            found = await asyncio.gather(*steps, return_exceptions=True)
-            assert [type(each) for each in found] == [torch.Tensor] * 6 + [BackendError] + [SequenceError] * 2
-            assert "the model failed on one of its steps" in found[-1].text
-            with pytest.raises(SequenceError, match="the model failed") as again:
-                await push(model, rows(0), 1)
-            assert "sequence_start" in again.value.hint
-            await push(model, rows(1), 2)
-            assert sequences.ended == {"failed": 1}
-            assert model.counted.failures["sequence"].count == 3
-            return await push(model, rows(0), 1, start=True)
-
-    assert as_a_session_answers(recorder, [rows(0)], [run(ask())])
+async def test_a_step_that_fails_ends_its_sequence_and_no_other(recorder):
+    async with serving(recorder) as (_, model, sequences):
+        await push(model, rows(0), 2, start=True)
+        steps = [push(model, rows(number), 1, start=number == 0) for number in range(9)]
+        found = await asyncio.gather(*steps, return_exceptions=True)
+        assert [type(each) for each in found] == [torch.Tensor] * 6 + [BackendError] + [SequenceError] * 2
+        assert "the model failed on one of its steps" in found[-1].text
+        with pytest.raises(SequenceError, match="the model failed") as again:
+            await push(model, rows(0), 1)
+        assert "sequence_start" in again.value.hint
+        await push(model, rows(1), 2)
+        assert sequences.ended == {"failed": 1}
+        assert model.counted.failures["sequence"].count == 3
+        last = await push(model, rows(0), 1, start=True)
+    assert as_a_session_answers(recorder, [rows(0)], [last])
 
 
-def test_limits_refuse_what_is_new_and_nothing_else(recorder):
-    with exportkit.load(recorder) as model:
-        size = model.session(batch=2).state_bytes
+SIZE = 232  # of two rows' state
 
-    async def ask(limits, words):
-        async with serving(recorder, limits=limits) as repository:
-            model, sequences = of(repository)
-            await push(model, rows(0), 1, start=True)
-            await push(model, rows(0), 2, start=True)
-            assert sequences.state_bytes == 2 * size
-            with pytest.raises(QueueFullError, match=words):
-                await push(model, rows(0), 3, start=True)
-            await push(model, rows(0), 2, start=True)  # in its own place
-            await push(model, rows(0), 1, end=True)
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (SequenceLimits(most=2), "there are 2 sequences, and at most 2 may be"),
+        (SequenceLimits(most_bytes=2 * SIZE + 1), f"has {2 * SIZE} bytes, and at most {2 * SIZE + 1} may be"),
+    ],
+)
+async def test_limits_refuse_what_is_new_and_nothing_else(recorder, limits, words):
+    async with serving(recorder, limits=limits) as (_, model, sequences):
+        await push(model, rows(0), 1, start=True)
+        await push(model, rows(0), 2, start=True)
+        assert sequences.state_bytes == 2 * SIZE
+        with pytest.raises(QueueFullError, match=words):
             await push(model, rows(0), 3, start=True)
-            assert sequences.ended == {"restarted": 1, "end": 1}
+        await push(model, rows(0), 2, start=True)  # in its own place
+        await push(model, rows(0), 1, end=True)
+        await push(model, rows(0), 3, start=True)
+        assert sequences.ended == {"restarted": 1, "end": 1}
 
-    run(ask(SequenceLimits(most=2), "there are 2 sequences, and at most 2 may be"))
-    run(ask(SequenceLimits(most_bytes=2 * size + 1), f"has {2 * size} bytes, and at most {2 * size + 1} may be"))
 
-
-def test_recorded_sequences_are_replayed_before_a_model_is_ready(monkeypatch):
+async def test_recorded_sequences_are_replayed_before_a_model_is_ready(monkeypatch):
     package = Path(__file__).parents[2] / "golden" / "state-1-cpu.pt2"
     compare = judging.compare_outputs
 
     def wrong(*given, **more):
         return compare(given[0], given[1], [tensor + 1 for tensor in given[2]], **more)
 
-    async def ask():
-        async with serving(package) as repository:
-            return [model.name for model in repository.models()]
-
-    assert run(ask()) == ["golden-state.remember"]  # recall writes into an input
+    async with asking.serving_model(package) as model:
+        assert model.name == "golden-state.remember"  # recall writes into an input
     monkeypatch.setattr(judging, "compare_outputs", wrong)
     with pytest.raises(BackendError, match="answers its recorded case 0 wrongly on cpu: call 0: "):
-        run(ask())
+        await asking.serving(package).__aenter__()
 
 
-def test_an_idle_sequence_ends_and_says_so(recorder):
-    async def ask():
-        async with serving(recorder, limits=SOON) as repository:
-            model, sequences = of(repository)
-            await push(model, rows(0), 1, start=True)
-            for _ in range(4):
-                await asyncio.sleep(0.1)
-                await push(model, rows(0), 1)  # it does not idle for so long
-            assert sequences.count == 1
-            assert sequences.oldest >= 0.4
-            while sequences.count:
-                await asyncio.sleep(0.02)
-            assert (sequences.ended, sequences.state_bytes) == ({"idle": 1}, 0)
-            with pytest.raises(SequenceError, match="no step came for too long"):
-                await push(model, rows(0), 1)
-
-    run(ask())
+async def test_an_idle_sequence_ends_and_says_so(recorder):
+    async with serving(recorder, limits=SOON) as (_, model, sequences):
+        await push(model, rows(0), 1, start=True)
+        for _ in range(4):
+            await asyncio.sleep(0.1)
+            await push(model, rows(0), 1)  # it does not idle for so long
+        assert sequences.count == 1
+        assert sequences.oldest >= 0.4
+        await until(lambda: not sequences.count)
+        assert (sequences.ended, sequences.state_bytes) == ({"idle": 1}, 0)
+        with pytest.raises(SequenceError, match="no step came for too long"):
+            await push(model, rows(0), 1)
 
 
-def test_a_step_whose_answer_nobody_gets_ends_its_sequence(recorder):
+async def test_a_step_whose_answer_nobody_gets_ends_its_sequence(recorder):
     """Its client leaves, its timeout passes, or its answer cannot be sent."""
-
-    async def ask():
-        async with serving(recorder) as repository:
-            model, sequences = of(repository)
+    async with serving(recorder) as (repository, model, sequences):
+        await push(model, rows(0), 1, start=True)
+        leaves = [asyncio.ensure_future(push(model, rows(0), 1)) for _ in range(3)]
+        await asyncio.sleep(0)
+        leaves[1].cancel()
+        found = await asyncio.gather(*leaves, return_exceptions=True)
+        assert isinstance(found[0], (torch.Tensor, SequenceError))  # it may run already
+        assert [type(each) for each in found[1:]] == [asyncio.CancelledError, SequenceError]
+        await push(model, rows(0), 1, start=True)
+        with pytest.raises(DeadlineError):
+            await push(model, rows(0), 1, timeout=1e-9)
+        for asked in (model, repository.named("recorder")):
             await push(model, rows(0), 1, start=True)
-            leaves = [asyncio.ensure_future(push(model, rows(0), 1)) for _ in range(3)]
-            await asyncio.sleep(0)
-            leaves[1].cancel()
-            found = await asyncio.gather(*leaves, return_exceptions=True)
-            assert isinstance(found[0], (torch.Tensor, SequenceError))  # it may run already
-            assert [type(each) for each in found[1:]] == [asyncio.CancelledError, SequenceError]
-            await push(model, rows(0), 1, start=True)
-            with pytest.raises(DeadlineError):
-                await push(model, rows(0), 1, timeout=1e-9)
-            for asked in (model, repository.named("recorder")):
-                await push(model, rows(0), 1, start=True)
-                asked.cancel(SequenceStep(1, owner="another key"))
-                asked.cancel(SequenceStep(1))
-                asked.cancel(SequenceStep(1))
-                with pytest.raises(SequenceError, match="given up"):
-                    await push(model, rows(0), 1)
-            assert sequences.ended == {"unanswered": 4}
-
-    run(ask())
+            asked.cancel(SequenceStep(1, owner="another key"))
+            asked.cancel(SequenceStep(1))
+            asked.cancel(SequenceStep(1))
+            with pytest.raises(SequenceError, match="given up"):
+                await push(model, rows(0), 1)
+        assert sequences.ended == {"unanswered": 4}
 
 
 @pytest.mark.process
-def test_a_lost_worker_ends_its_sequences_with_a_status(recorder):
-    async def ask():
-        async with serving(recorder, isolate=True) as repository:
-            model, sequences = of(repository)
-            for sequence in (1, 2):
-                await push(model, rows(0), sequence, start=True)
-            (replica,) = model.package.replicas
-            os.kill(replica.model.pid, signal.SIGKILL)
-            with pytest.raises((BackendError, SequenceError)):
-                await push(model, rows(0), 1)
-            while not repository.ready or sequences.count:
-                await asyncio.sleep(0.02)
-            assert sequences.ended == {"lost": 2}
-            with pytest.raises(SequenceError, match="the process with its state died"):
-                await push(model, rows(0), 2)
-            return await push(model, rows(0), 2, start=True)
-
-    assert as_a_session_answers(recorder, [rows(0)], [run(ask())])
+async def test_a_lost_worker_ends_its_sequences_with_a_status(recorder):
+    async with serving(recorder, isolate=True) as (repository, model, sequences):
+        for sequence in (1, 2):
+            await push(model, rows(0), sequence, start=True)
+        (replica,) = model.package.replicas
+        os.kill(replica.model.pid, signal.SIGKILL)
+        with pytest.raises((BackendError, SequenceError)):
+            await push(model, rows(0), 1)
+        await until(lambda: repository.ready and not sequences.count)
+        assert sequences.ended == {"lost": 2}
+        with pytest.raises(SequenceError, match="the process with its state died"):
+            await push(model, rows(0), 2)
+        last = await push(model, rows(0), 2, start=True)
+    assert as_a_session_answers(recorder, [rows(0)], [last])
 
 
-def test_a_sequence_goes_on_with_the_load_that_it_began_with(recorder, tmp_path):
+async def test_a_sequence_goes_on_with_the_load_that_it_began_with(recorder, tmp_path):
     def put(version: str) -> None:
         folder = tmp_path / "recorder" / version
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(recorder, folder / "new")
         (folder / "new").replace(folder / "model.pt2")
 
-    async def ask():
-        limits = SequenceLimits(finish_seconds=20.0)
-        async with serving(repository=tmp_path, limits=limits) as repository:
-            before, sequences = of(repository)
-            found = [await push(before, rows(0), 1, start=True)]
-            put("2")  # a newer version beside it
-            await repository.load("recorder", {})
-            newer = repository.model("recorder.push")
-            assert newer.version == "2"
-            answer = await newer.infer(request({"x": rows(1)}, sequence=SequenceStep(1)))
-            assert answer.version == "1"
-            found.append(tensors(answer)["0"])
-            with before.admit(10):  # a body is on its way
-                put("1")  # its file is exchanged
-                await repository.load("recorder", {})
-                assert repository.model("recorder.push", "1") is not before
-                found.append(await push(repository.model("recorder.push", "1"), rows(2), 1))
-                assert not before.package.closed
-                await push(before, rows(0), 2, start=True)  # what begins now begins on the new load
-                assert sequences.on(before.package) == 1
-                found.append(await push(newer, rows(3), 1, end=True))
-            while not before.package.closed:
-                await asyncio.sleep(0.02)
-            await push(before, rows(0), 2, end=True)  # was looked up before
-            return found
-
-    (tmp_path / "recorder").mkdir()
     put("1")
-    assert as_a_session_answers(recorder, map(rows, range(4)), run(ask()))
+    async with serving(repository=tmp_path, limits=SequenceLimits(finish_seconds=20.0)) as (
+        repository,
+        before,
+        sequences,
+    ):
+        found = [await push(before, rows(0), 1, start=True)]
+        put("2")  # a newer version beside it
+        await repository.load("recorder", {})
+        newer = repository.model("recorder.push")
+        assert newer.version == "2"
+        answer = await newer.infer(request({"x": rows(1)}, sequence=SequenceStep(1)))
+        assert answer.version == "1"
+        found.append(tensors(answer)["0"])
+        with before.admit(10):  # a body is on its way
+            put("1")  # its file is exchanged
+            await repository.load("recorder", {})
+            assert repository.model("recorder.push", "1") is not before
+            found.append(await push(repository.model("recorder.push", "1"), rows(2), 1))
+            assert not before.package.closed
+            await push(before, rows(0), 2, start=True)  # what begins now begins on the new load
+            assert sequences.on(before.package) == 1
+            found.append(await push(newer, rows(3), 1, end=True))
+        await until(lambda: before.package.closed)
+        await push(before, rows(0), 2, end=True)  # was looked up before
+    assert as_a_session_answers(recorder, map(rows, range(4)), found)
 
 
-def test_a_drain_answers_sequences_to_their_end_within_a_limit(recorder):
-    async def ask(ends: bool):
-        limits = SequenceLimits(finish_seconds=20.0 if ends else 0.3)
-        async with serving(recorder, limits=limits) as repository:
-            model, sequences = of(repository)
-            await push(model, rows(0), 1, start=True)
-            draining = asyncio.ensure_future(repository.drain())
-            await asyncio.sleep(0.05)
-            assert not repository.ready
-            with model.admit(10):
-                await push(model, rows(1), 1)
-            with pytest.raises(NotReadyError, match="begins any more: the server drains"):
-                await push(model, rows(0), 2, start=True)
-            assert not draining.done()
-            if ends:
-                await push(model, rows(2), 1, end=True)
-            await draining
-            assert sequences.ended == {"end" if ends else "unloaded": 1}
-            with pytest.raises(NotReadyError), model.admit(10):
-                pytest.fail("it was admitted")
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_drain_answers_sequences_to_their_end_within_a_limit(recorder, ends):
+    async with serving(recorder, limits=SequenceLimits(finish_seconds=20.0 if ends else 0.3)) as (
+        repository,
+        model,
+        sequences,
+    ):
+        await push(model, rows(0), 1, start=True)
+        draining = asyncio.ensure_future(repository.drain())
+        await asyncio.sleep(0.05)
+        assert not repository.ready
+        with model.admit(10):
+            await push(model, rows(1), 1)
+        with pytest.raises(NotReadyError, match="begins any more: the server drains"):
+            await push(model, rows(0), 2, start=True)
+        assert not draining.done()
+        if ends:
+            await push(model, rows(2), 1, end=True)
+        await draining
+        assert sequences.ended == {"end" if ends else "unloaded": 1}
+        with pytest.raises(NotReadyError), model.admit(10):
+            pytest.fail("it was admitted")
 
-    run(ask(True))
-    run(ask(False))
 
-
-def test_each_sequence_stays_on_the_replica_that_began_it(recorder):
-    async def ask():
-        async with serving(recorder, devices=("cpu", "cpu")) as repository:
-            model, sequences = of(repository)
-            for sequence in range(1, 5):
-                await push(model, rows(0), sequence, start=True)
-            for _ in range(3):
-                await asyncio.gather(*(push(model, rows(1), sequence) for sequence in range(1, 5)))
-            places = {each.payload._model: each.payload.replica for each in sequences._table}
-            assert sorted(places.values()) == [0, 1]
-            assert [sequences.on(model.package, each) for each in (0, 1)] == [2, 2]
-
-    run(ask())
+async def test_each_sequence_stays_on_the_replica_that_began_it(recorder):
+    async with serving(recorder, devices=("cpu", "cpu")) as (_, model, sequences):
+        for sequence in range(1, 5):
+            await push(model, rows(0), sequence, start=True)
+        for _ in range(3):
+            await asyncio.gather(*(push(model, rows(1), sequence) for sequence in range(1, 5)))
+        places = {each.payload._model: each.payload.replica for each in sequences._table}
+        assert sorted(places.values()) == [0, 1]
+        assert [sequences.on(model.package, each) for each in (0, 1)] == [2, 2]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_clients_do_each_answer_is_of_its_own_state(recorder, seed):
+async def test_whatever_clients_do_each_answer_is_of_its_own_state(recorder, seed):
     """They begin, go on, leave, come too late, send what is refused, and two keys use the same ids."""
-    draw = random.Random(seed)
+    draw, log = random.Random(seed), []
 
-    async def client(repository: Repository, owner: str, each: Any, log: list[Any]) -> None:
-        model, _ = of(repository)
+    async def client(model: ServedModel, owner: str, each: Any) -> None:
         given: list[torch.Tensor] | None = None  # since the sequence began; None: there is none
         for _ in range(40):
             x, kind = rows(draw.randrange(1 << 30)), draw.random()
@@ -412,19 +358,12 @@ def test_whatever_clients_do_each_answer_is_of_its_own_state(recorder, seed):
                 given = None
             await asyncio.sleep(0)
 
-    async def ask():
-        log: list[Any] = []
-        async with serving(recorder, limits=SOON, runners=2) as repository:
-            names = [(owner, each) for owner in ("a", "b") for each in (7, "7", 8)]
-            await asyncio.gather(*(client(repository, *name, log) for name in names))
-            model, sequences = of(repository)
-            while sequences.count:
-                await asyncio.sleep(0.05)
-            assert sequences.state_bytes == 0
-            assert (model.counted.queued_rows, model.counted.queued_bytes, model.counted.pending) == (0, 0, 0)
-        return log
-
-    log = run(ask())
+    async with serving(recorder, limits=SOON, runners=2) as (_, model, sequences):
+        names = [(owner, each) for owner in ("a", "b") for each in (7, "7", 8)]
+        await asyncio.gather(*(client(model, *name) for name in names))
+        await until(lambda: not sequences.count)
+        assert sequences.state_bytes == 0
+        assert (model.counted.queued_rows, model.counted.queued_bytes, model.counted.pending) == (0, 0, 0)
     assert len(log) > 50
     with exportkit.load(recorder) as model:
         for given, answer in log:

@@ -11,15 +11,9 @@ import torch
 
 from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.engine.served import ServedModel
-from exportkit.serve.statuses import (
-    BackendError,
-    DeadlineError,
-    NotReadyError,
-    QueueFullError,
-    TooLargeError,
-)
+from exportkit.serve.statuses import BackendError, DeadlineError, NotReadyError, QueueFullError, TooLargeError
 from tests.runtime import meeting
-from tests.serve.engine.asking import equal, only, request, serving, tensors
+from tests.serve.engine.asking import equal, only, request, serving, serving_model, tensors, until
 
 NAMES = ("doubled", "scores", "indices", "kept")
 FAILS = -1.0  # as x's first element
@@ -40,11 +34,6 @@ def waiting_inside() -> int:
     return torch.ops.meeting.waiting.default()
 
 
-async def until(condition) -> None:
-    while not condition():
-        await asyncio.sleep(0.002)
-
-
 @asynccontextmanager
 async def busy(model: ServedModel) -> AsyncIterator[None]:
     """The model's only runner is in a call, until the block ends."""
@@ -58,22 +47,14 @@ async def busy(model: ServedModel) -> AsyncIterator[None]:
         assert equal(tensors(await running), answered(inputs))
 
 
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 120))
-
-
 # --- together ---------------------------------------------------------------------------------------------------------
 
 
-def test_requests_of_many_tasks_run_together_and_each_gets_its_own_answer(meeting_package):
-    async def ask():
-        async with serving(meeting_package) as repository:
-            model = only(repository)
-            inputs = [call() for _ in range(200)]
-            answers = await asyncio.gather(*(model.infer(request(each, id=str(i))) for i, each in enumerate(inputs)))
-            return inputs, answers, model.statistics(), model.counted
-
-    inputs, answers, statistics, counted = run(ask())
+async def test_requests_of_many_tasks_run_together_and_each_gets_its_own_answer(meeting_package):
+    async with serving_model(meeting_package) as model:
+        inputs = [call() for _ in range(200)]
+        answers = await asyncio.gather(*(model.infer(request(each, id=str(i))) for i, each in enumerate(inputs)))
+        statistics, counted = model.statistics(), model.counted
     for index, (each, answer) in enumerate(zip(inputs, answers)):
         assert equal(tensors(answer), answered(each))
         assert (answer.model, answer.version, answer.id) == ("meeting", "1", str(index))
@@ -86,203 +67,152 @@ def test_requests_of_many_tasks_run_together_and_each_gets_its_own_answer(meetin
     assert (counted.pending, counted.queued_rows, counted.queued_bytes, counted.busy_runners) == (0, 0, 0, 0)
 
 
-def test_two_runners_run_at_the_same_time(meeting_package):
+async def test_two_runners_run_at_the_same_time(meeting_package):
     """Each call waits inside the operator for the other, so one runner alone would not end."""
-
-    async def ask():
-        async with serving(meeting_package, runners=2, batch=BatchLimits(max_rows=1)) as repository:
-            model = only(repository)
-            return await asyncio.gather(*(model.infer(request(call(first=WAITS))) for _ in range(2)))
-
-    assert len(run(ask())) == 2
+    async with serving_model(meeting_package, runners=2, batch=BatchLimits(max_rows=1)) as model:
+        await asyncio.gather(*(model.infer(request(call(first=WAITS))) for _ in range(2)))
 
 
-def test_priority_1_is_served_before_the_default(meeting_package):
+async def test_priority_1_is_served_before_the_default(meeting_package):
     order = []
 
     async def one(model, name, **options):
         await model.infer(request(call(), **options))
         order.append(name)
 
-    async def ask():
-        async with serving(meeting_package, batch=BatchLimits(max_rows=2)) as repository:
-            model = only(repository)
-            async with busy(model):
-                asked = []
-                for name, options in (("default", {}), ("second", {"priority": 2}), ("first", {"priority": 1})):
-                    for _ in range(2):
-                        asked.append(asyncio.ensure_future(one(model, name, **options)))
-                await until(lambda: model.counted.pending == 6)
-            await asyncio.gather(*asked)
-
-    run(ask())
+    async with serving_model(meeting_package, batch=BatchLimits(max_rows=2)) as model:
+        async with busy(model):
+            asked = []
+            for name, options in (("default", {}), ("second", {"priority": 2}), ("first", {"priority": 1})):
+                for _ in range(2):
+                    asked.append(asyncio.ensure_future(one(model, name, **options)))
+            await until(lambda: model.counted.pending == 6)
+        await asyncio.gather(*asked)
     assert order == ["first"] * 2 + ["default"] * 2 + ["second"] * 2
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-def test_one_bad_request_fails_alone(meeting_package):
-    async def ask():
-        async with serving(meeting_package) as repository:
-            model = only(repository)
-            async with busy(model):
-                bad = asyncio.ensure_future(model.infer(request(call(first=FAILS))))
-                await asyncio.sleep(0)
-                good = [call() for _ in range(5)]
-                answers = [asyncio.ensure_future(model.infer(request(each))) for each in good]
-                await until(lambda: model.counted.pending == 6)
-            done = await asyncio.gather(*answers)
-            with pytest.raises(BackendError) as failure:
-                await bad
-            return good, done, failure.value, model.counted
-
-    good, done, failure, counted = run(ask())
+async def test_one_bad_request_fails_alone(meeting_package):
+    async with serving_model(meeting_package) as model:
+        async with busy(model):
+            bad = asyncio.ensure_future(model.infer(request(call(first=FAILS))))
+            await asyncio.sleep(0)
+            good = [call() for _ in range(5)]
+            answers = [asyncio.ensure_future(model.infer(request(each))) for each in good]
+            await until(lambda: model.counted.pending == 6)
+        done = await asyncio.gather(*answers)
+        with pytest.raises(BackendError) as failure:
+            await bad
     assert all(equal(tensors(answer), answered(each)) for each, answer in zip(good, done))
-    assert "the compiled model failed on (float32[1, 8], float32[1, 8, 2])" in failure.message
-    assert counted.failures["backend"].count == 1
-    assert counted.success.count == 6
+    assert "the compiled model failed on (float32[1, 8], float32[1, 8, 2])" in failure.value.message
+    assert (model.counted.failures["backend"].count, model.counted.success.count) == (1, 6)
 
 
-def test_a_cancelled_request_leaves_the_queue_and_the_others_are_answered(meeting_package):
-    async def ask():
-        async with serving(meeting_package) as repository:
-            model = only(repository)
-            async with busy(model):
-                gone = asyncio.ensure_future(model.infer(request(call(3))))
-                inputs = call()
-                stays = asyncio.ensure_future(model.infer(request(inputs)))
-                await until(lambda: model.counted.queued_rows == 4)
-                gone.cancel()
-                await asyncio.wait([gone])
-                assert gone.cancelled()
-                assert (model.counted.pending, model.counted.queued_rows) == (1, 1)
-            return inputs, await stays, model.counted
-
-    inputs, answer, counted = run(ask())
-    assert equal(tensors(answer), answered(inputs))
-    assert answer.timing.batch_rows == 1
-    assert counted.failures["cancelled"].count == 1
-
-
-def test_a_request_that_runs_is_not_stopped_when_its_client_goes(meeting_package):
-    async def ask():
-        async with serving(meeting_package) as repository:
-            model = only(repository)
-            running = asyncio.ensure_future(model.infer(request(call(first=WAITS))))
-            await until(lambda: waiting_inside() == 1)
-            running.cancel()
-            await asyncio.wait([running])
-            assert waiting_inside() == 1
-            await asyncio.to_thread(torch.ops.meeting.meet.default, torch.tensor([WAITS]))
+async def test_a_cancelled_request_leaves_the_queue_and_the_others_are_answered(meeting_package):
+    async with serving_model(meeting_package) as model:
+        async with busy(model):
+            gone = asyncio.ensure_future(model.infer(request(call(3))))
             inputs = call()
-            assert equal(tensors(await model.infer(request(inputs))), answered(inputs))
-            return model.counted
+            stays = asyncio.ensure_future(model.infer(request(inputs)))
+            await until(lambda: model.counted.queued_rows == 4)
+            gone.cancel()
+            await asyncio.wait([gone])
+            assert gone.cancelled()
+            assert (model.counted.pending, model.counted.queued_rows) == (1, 1)
+        answer = await stays
+    assert equal(tensors(answer), answered(inputs))
+    assert (answer.timing.batch_rows, model.counted.failures["cancelled"].count) == (1, 1)
 
-    counted = run(ask())
+
+async def test_a_request_that_runs_is_not_stopped_when_its_client_goes(meeting_package):
+    async with serving_model(meeting_package) as model:
+        running = asyncio.ensure_future(model.infer(request(call(first=WAITS))))
+        await until(lambda: waiting_inside() == 1)
+        running.cancel()
+        await asyncio.wait([running])
+        assert waiting_inside() == 1
+        await asyncio.to_thread(torch.ops.meeting.meet.default, torch.tensor([WAITS]))
+        inputs = call()
+        assert equal(tensors(await model.infer(request(inputs))), answered(inputs))
+    counted = model.counted
     assert (counted.executions, counted.success.count, counted.failures["cancelled"].count) == (2, 1, 1)
 
 
-def test_a_late_request_is_told_while_the_runner_is_still_busy(meeting_package):
+async def test_a_late_request_is_told_while_the_runner_is_still_busy(meeting_package):
     """No runner is free to look at it, so a timer must."""
-
-    async def ask():
-        async with serving(meeting_package) as repository:
-            model = only(repository)
-            async with busy(model):
-                with pytest.raises(DeadlineError):
-                    await model.infer(request(call(), timeout=0.05))
-                assert waiting_inside() == 1
-                assert model.counted.pending == 0
-            return model.counted
-
-    counted = run(ask())
-    assert (counted.failures["deadline"].count, counted.executions) == (1, 1)
+    async with serving_model(meeting_package) as model, busy(model):
+        with pytest.raises(DeadlineError):
+            await model.infer(request(call(), timeout=0.05))
+        assert waiting_inside() == 1
+        assert model.counted.pending == 0
+    assert (model.counted.failures["deadline"].count, model.counted.executions) == (1, 1)
 
 
-def test_a_request_that_runs_too_long_is_told_in_time(meeting_package):
-    async def ask():
-        async with serving(meeting_package) as repository:
-            model = only(repository)
-            with pytest.raises(DeadlineError):
-                await model.infer(request(call(first=WAITS), timeout=0.2))
-            assert waiting_inside() == 1
-            await asyncio.to_thread(torch.ops.meeting.meet.default, torch.tensor([WAITS]))
-            with pytest.raises(DeadlineError):
-                await model.infer(request(call(), timeout=0.0))
-
-    run(ask())
+async def test_a_request_that_runs_too_long_is_told_in_time(meeting_package):
+    async with serving_model(meeting_package) as model:
+        with pytest.raises(DeadlineError):
+            await model.infer(request(call(first=WAITS), timeout=0.2))
+        assert waiting_inside() == 1
+        await asyncio.to_thread(torch.ops.meeting.meet.default, torch.tensor([WAITS]))
+        with pytest.raises(DeadlineError):
+            await model.infer(request(call(), timeout=0.0))
 
 
 # --- how much may wait ------------------------------------------------------------------------------------------------
 
 
-def test_a_full_queue_refuses(meeting_package):
-    async def ask():
-        async with serving(meeting_package, batch=BatchLimits(max_queued_rows=3)) as repository:
-            model = only(repository)
-            async with busy(model):
-                waiting = [asyncio.ensure_future(model.infer(request(call()))) for _ in range(3)]
-                await until(lambda: model.counted.pending == 3)
-                with pytest.raises(QueueFullError) as refusal:
-                    await model.infer(request(call()))
-                with pytest.raises(QueueFullError, match="3 rows wait"), model.admit(10):
-                    pytest.fail("it was admitted")
-            await asyncio.gather(*waiting)
-            with model.admit(10):
+async def test_a_full_queue_refuses(meeting_package):
+    async with serving_model(meeting_package, batch=BatchLimits(max_queued_rows=3)) as model:
+        async with busy(model):
+            waiting = [asyncio.ensure_future(model.infer(request(call()))) for _ in range(3)]
+            await until(lambda: model.counted.pending == 3)
+            with pytest.raises(QueueFullError) as refusal:
                 await model.infer(request(call()))
-            return refusal.value, model.counted
-
-    refusal, counted = run(ask())
-    assert refusal.retry_after == 1
-    assert counted.failures["full"].count == 2
-
-
-def test_bodies_are_admitted_before_they_are_read(meeting_package):
-    async def ask():
-        async with serving(meeting_package, batch=BatchLimits(max_queued_bytes=1000)) as repository:
-            model = only(repository)
-            assert model.max_body == 1000
-            with model.admit(600):
-                with pytest.raises(QueueFullError, match="600 bytes wait, and at most 1000 may"), model.admit(500):
-                    pytest.fail("it was admitted")
-                with model.admit(400):
-                    pass
-            with pytest.raises(TooLargeError, match="1001 bytes, and at most 1000 may wait"), model.admit(1001):
+            with pytest.raises(QueueFullError, match="3 rows wait"), model.admit(10):
                 pytest.fail("it was admitted")
+        await asyncio.gather(*waiting)
+        with model.admit(10):
+            await model.infer(request(call()))
+    assert (refusal.value.retry_after, model.counted.failures["full"].count) == (1, 2)
 
-    run(ask())
+
+async def test_bodies_are_admitted_before_they_are_read(meeting_package):
+    async with serving_model(meeting_package, batch=BatchLimits(max_queued_bytes=1000)) as model:
+        assert model.max_body == 1000
+        with model.admit(600):
+            with pytest.raises(QueueFullError, match="600 bytes wait, and at most 1000 may"), model.admit(500):
+                pytest.fail("it was admitted")
+            with model.admit(400):
+                pass
+        with pytest.raises(TooLargeError, match="1001 bytes, and at most 1000 may wait"), model.admit(1001):
+            pytest.fail("it was admitted")
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_draining_answers_what_was_accepted_and_accepts_no_more(meeting_package):
-    async def ask():
-        async with serving(meeting_package) as repository:
-            model = only(repository)
-            admitted = model.admit(100)
-            admitted.__enter__()
-            async with busy(model):
-                inputs = [call() for _ in range(5)]
-                waiting = [asyncio.ensure_future(model.infer(request(each))) for each in inputs]
-                await until(lambda: model.counted.pending == 5)
-                draining = asyncio.ensure_future(repository.drain())
-                await asyncio.sleep(0)
-                assert repository.draining
-                assert not repository.ready
-                assert not model.ready
-                with pytest.raises(NotReadyError, match="the server drains"), model.admit(100):
-                    pytest.fail("it was admitted")
-            answers = await asyncio.gather(*waiting)
-            assert not draining.done()
-            late = call()  # its body was admitted before
-            assert equal(tensors(await model.infer(request(late))), answered(late))
-            admitted.__exit__(None, None, None)
-            await draining
-            with pytest.raises(NotReadyError):
-                await model.infer(request(call()))
-            return inputs, answers
-
-    inputs, answers = run(ask())
+async def test_draining_answers_what_was_accepted_and_accepts_no_more(meeting_package):
+    async with serving(meeting_package) as repository:
+        model = only(repository)
+        admitted = model.admit(100)
+        admitted.__enter__()
+        async with busy(model):
+            inputs = [call() for _ in range(5)]
+            waiting = [asyncio.ensure_future(model.infer(request(each))) for each in inputs]
+            await until(lambda: model.counted.pending == 5)
+            draining = asyncio.ensure_future(repository.drain())
+            await asyncio.sleep(0)
+            assert (repository.draining, repository.ready, model.ready) == (True, False, False)
+            with pytest.raises(NotReadyError, match="the server drains"), model.admit(100):
+                pytest.fail("it was admitted")
+        answers = await asyncio.gather(*waiting)
+        assert not draining.done()
+        late = call()  # its body was admitted before
+        assert equal(tensors(await model.infer(request(late))), answered(late))
+        admitted.__exit__(None, None, None)
+        await draining
+        with pytest.raises(NotReadyError):
+            await model.infer(request(call()))
     assert all(equal(tensors(answer), answered(each)) for each, answer in zip(inputs, answers))

@@ -8,26 +8,19 @@ import random
 from collections import Counter
 
 import pytest
-import torch
 
 from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.statuses import BackendError, BadRequestError, DeadlineError, QueueFullError, ServeError
-from tests.runtime import meeting
 from tests.serve.engine.asking import equal, request, serving, tensors
+from tests.serve.engine.test_serving import FAILS, answered, call
 
 REQUESTS = 300
-
-
-def call(batch: int, first: float = 0.0) -> dict[str, torch.Tensor]:
-    x = torch.rand(batch, 8)
-    x[0, 0] = first
-    return {"x": x, "rows": torch.rand(batch, 8, 2)}
 
 
 async def one(repository, draw: random.Random) -> str:
     """Asks in one way or another, checks what comes, and returns what was counted for it."""
     kind = draw.choice(("plain", "plain", "plain", "fails", "refused", "hasty", "fickle"))
-    inputs = call(draw.randint(1, 6), first=-1.0 if kind == "fails" else 0.0)
+    inputs = call(draw.randint(1, 6), first=FAILS if kind == "fails" else 0.0)
     if kind == "refused":
         inputs["rows"] = inputs["rows"][:, :7]
     timeout = draw.uniform(0, 0.01) if kind == "hasty" else None
@@ -49,28 +42,23 @@ async def one(repository, draw: random.Random) -> str:
             raise
         return error.reason
     assert kind != "refused"
-    expected = dict(zip(meeting.call().result.keys, meeting.answer(inputs["x"], inputs["rows"])))
-    assert equal(tensors(answer), expected)
+    assert equal(tensors(answer), answered(inputs))
     return "success"
 
 
 @pytest.mark.parametrize("runners", [1, 3])
-def test_nothing_is_lost_and_nothing_is_answered_twice(meeting_package, runners, tmp_path):
+async def test_nothing_is_lost_and_nothing_is_answered_twice(meeting_package, runners, tmp_path):
     draw = random.Random(runners)
     package = tmp_path / "meeting.pt2"
     package.write_bytes(meeting_package.read_bytes())
-
-    async def ask():
-        limits = BatchLimits(max_rows=16, max_queued_rows=64, max_delay=0.001 * (runners - 1))
-        async with serving(package, runners=runners, batch=limits) as repository:
-            asked = [asyncio.ensure_future(one(repository, draw)) for _ in range(REQUESTS)]
-            for exchange in range(3):
-                os.utime(package, (exchange, exchange))
-                await repository.load("meeting", {})
-            outcomes = Counter(await asyncio.gather(*asked))
-            return outcomes, repository.model("meeting").counted
-
-    outcomes, counted = asyncio.run(asyncio.wait_for(ask(), 300))
+    limits = BatchLimits(max_rows=16, max_queued_rows=64, max_delay=0.001 * (runners - 1))
+    async with serving(package, runners=runners, batch=limits) as repository:
+        asked = [asyncio.ensure_future(one(repository, draw)) for _ in range(REQUESTS)]
+        for exchange in range(3):
+            os.utime(package, (exchange, exchange))
+            await repository.load("meeting", {})
+        outcomes = Counter(await asyncio.gather(*asked))
+        counted = repository.model("meeting").counted
     assert outcomes.pop("success") == counted.success.count == sum(counted.request_seconds)
     assert outcomes == {reason: spent.count for reason, spent in counted.failures.items()}
     assert {"backend", "invalid", "cancelled"} <= outcomes.keys()

@@ -24,10 +24,6 @@ from tests.serve.engine.rows import answer, example
 ONE_BY_ONE = BatchLimits(max_rows=1)
 
 
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 300))
-
-
 def ready_replicas(repository: Repository) -> list[float]:
     lines = generate_latest(Metrics(repository).registry).decode().splitlines()
     return [float(line.split()[-1]) for line in lines if line.startswith("exportkit_replica_ready{")]
@@ -44,40 +40,33 @@ async def right_answers(repository: Repository, count: int) -> int:
     return len(answered)
 
 
-def test_a_lost_device_takes_no_requests_and_the_others_go_on(rows_package: Path) -> None:
-    async def ask():
-        async with serving(rows_package, devices=("cpu", "cpu"), batch=ONE_BY_ONE) as repository:
-            model = only(repository)
-            assert ready_replicas(repository) == [1, 1]
-            first, second = model.package.replicas
-            first.lose("an illegal memory access was encountered")
-            assert await right_answers(repository, 16) >= 14  # each of its runners may have taken one by then
-            assert [await right_answers(repository, 16) for _ in range(4)] == [16] * 4
-            assert (model.ready, repository.ready, repository.lost) == (True, True, None)
-            assert ready_replicas(repository) == [0, 1]
-            second.lose("an illegal memory access was encountered")
-            with pytest.raises(NotReadyError):
-                await model.infer(request(example(1)))
-            assert (model.ready, repository.ready) == (False, False)
-            assert repository.lost is not None
-            assert "cpu is lost to this process" in repository.lost
-
-    run(ask())
+async def test_a_lost_device_takes_no_requests_and_the_others_go_on(rows_package: Path) -> None:
+    async with serving(rows_package, devices=("cpu", "cpu"), batch=ONE_BY_ONE) as repository:
+        model = only(repository)
+        assert ready_replicas(repository) == [1, 1]
+        first, second = model.package.replicas
+        first.lose("an illegal memory access was encountered")
+        assert await right_answers(repository, 16) >= 14  # each of its runners may have taken one by then
+        assert [await right_answers(repository, 16) for _ in range(4)] == [16] * 4
+        assert (model.ready, repository.ready, repository.lost) == (True, True, None)
+        assert ready_replicas(repository) == [0, 1]
+        second.lose("an illegal memory access was encountered")
+        with pytest.raises(NotReadyError):
+            await model.infer(request(example(1)))
+        assert (model.ready, repository.ready) == (False, False)
+        assert repository.lost is not None
+        assert "cpu is lost to this process" in repository.lost
 
 
 @pytest.mark.process
-def test_a_worker_that_is_killed_leaves_the_others_and_comes_back(rows_package: Path, monkeypatch) -> None:
+async def test_a_worker_that_is_killed_leaves_the_others_and_comes_back(rows_package: Path, monkeypatch) -> None:
     monkeypatch.setattr(model_replica, "FIRST_DELAY", 0.01)
-
-    async def ask():
-        async with serving(rows_package, devices=("cpu", "cpu"), isolate=True, batch=ONE_BY_ONE) as repository:
-            model = only(repository)
-            pids = [each.model.pid for each in model.package.replicas]
-            assert len(set(pids)) == 2
-            os.kill(pids[0], signal.SIGKILL)
-            while ready_replicas(repository) != [1, 1] or model.package.replicas[0].model.pid == pids[0]:
-                assert model.ready
-                assert await right_answers(repository, 4) >= 3  # what ran in the worker when it died has no answer
-            assert model.package.replicas[1].model.pid == pids[1]
-
-    run(ask())
+    async with serving(rows_package, devices=("cpu", "cpu"), isolate=True, batch=ONE_BY_ONE) as repository:
+        model = only(repository)
+        pids = [each.model.pid for each in model.package.replicas]
+        assert len(set(pids)) == 2
+        os.kill(pids[0], signal.SIGKILL)
+        while ready_replicas(repository) != [1, 1] or model.package.replicas[0].model.pid == pids[0]:
+            assert model.ready
+            assert await right_answers(repository, 4) >= 3  # what ran in the worker when it died has no answer
+        assert model.package.replicas[1].model.pid == pids[1]

@@ -18,15 +18,6 @@ from tests.serve.engine import ticker
 from tests.serve.engine.asking import GATHERING, only, request, serving, tensors
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ticker.write(tmp_path_factory.mktemp("ticker") / "ticker.pt2")
-
-
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 120))
-
-
 async def played(package: Path, limits: BatchLimits, **load):
     """Plays ten sequences of one or two rows in turns. Returns answers, counters, and what is said of batches."""
     async with serving(package, batch=limits, **load) as repository:
@@ -42,15 +33,15 @@ async def played(package: Path, limits: BatchLimits, **load):
         return found, model.counted, model.metadata()["batching"], model.config()
 
 
-def test_steps_of_sequences_that_run_together_have_the_bits_of_sessions(package):
-    found, counted, batching, config = run(played(package, GATHERING))
+async def test_steps_of_sequences_that_run_together_have_the_bits_of_sessions(ticker_package):
+    found, counted, batching, config = await played(ticker_package, GATHERING)
     assert (batching["enabled"], batching["dimension"], batching["max_rows"]) == (True, "batch", 16)
     assert batching["bit_equal"]
     assert counted.rows == 75
     assert counted.executions <= 20
     assert config["max_batch_size"] == 16
     assert "dynamic_batching" not in config
-    with exportkit.load(package) as model:
+    with exportkit.load(ticker_package) as model:
         for which, answers in enumerate(found):
             with model.session(batch=1 + which % 2) as session:
                 for number, answer in enumerate(answers):
@@ -58,26 +49,20 @@ def test_steps_of_sequences_that_run_together_have_the_bits_of_sessions(package)
                     assert torch.equal(answer, session(*given.values()))
 
 
-def test_without_room_a_worker_or_a_warm_up_steps_run_alone(package):
-    for limits, load, reason in (
-        (BatchLimits(max_rows=1), {}, "at most 1 rows"),
-        (BatchLimits(), {"warm_up": False}, "the warm-up is off"),
-        (BatchLimits(), {"isolate": True}, "in a worker process"),
+async def test_without_room_a_warm_up_or_independent_rows_and_in_a_worker_steps_run_alone(ticker_package, tmp_path):
+    coupled = ticker.write(tmp_path / "ticker.pt2", coupling=1.0)
+    for path, limits, load, reason in (
+        (ticker_package, BatchLimits(max_rows=1), {}, "at most 1 rows"),
+        (ticker_package, BatchLimits(), {"warm_up": False}, "the warm-up is off"),
+        (ticker_package, BatchLimits(), {"isolate": True}, "in a worker process"),
+        (coupled, GATHERING, {}, "sequences influence one another"),
     ):
-        found, counted, batching, _ = run(played(package, limits, **load))
+        _, counted, batching, _ = await played(path, limits, **load)
         assert reason in batching["reason"]
         assert counted.executions == 50
-        assert len(found) == 10
 
 
-def test_sequences_whose_rows_influence_one_another_never_run_together(tmp_path, package):
-    coupled = ticker.write(tmp_path / "ticker.pt2", coupling=1.0)
-    _, counted, batching, _ = run(played(coupled, GATHERING))
-    assert "sequences influence one another" in batching["reason"]
-    assert counted.executions == 50
-
-
-def test_steps_that_fail_together_run_one_by_one_and_lose_no_state(package, monkeypatch):
+async def test_steps_that_fail_together_run_one_by_one_and_lose_no_state(ticker_package, monkeypatch):
     whole = Model.run_steps
     tried = []
 
@@ -88,20 +73,17 @@ def test_steps_that_fail_together_run_one_by_one_and_lose_no_state(package, monk
         return whole(self, steps, *how)
 
     monkeypatch.setattr(Model, "run_steps", sometimes)
-    found, counted, batching, _ = run(played(package, GATHERING))
+    found, counted, batching, _ = await played(ticker_package, GATHERING)
     assert batching["enabled"]
     assert counted.executions > 20
-    with exportkit.load(package) as model, model.session(batch=2) as session:
+    with exportkit.load(ticker_package) as model, model.session(batch=2) as session:
         for number, answer in enumerate(found[1]):
             assert torch.equal(answer, session(*ticker.inputs(10 * number + 1, 2).values()))
 
 
-def test_a_sequence_of_more_rows_than_a_batch_is_refused_at_once(package):
-    async def ask():
-        async with serving(package, batch=BatchLimits(max_rows=4)) as repository:
-            step = SequenceStep(1, start=True)
-            with pytest.raises(BadRequestError, match="has 5 rows, and a batch has 1 to 4"):
-                await only(repository).infer(request(ticker.inputs(0, 5), sequence=step))
-            assert repository.sequences()["ticker"].count == 0
-
-    run(ask())
+async def test_a_sequence_of_more_rows_than_a_batch_is_refused_at_once(ticker_package):
+    async with serving(ticker_package, batch=BatchLimits(max_rows=4)) as repository:
+        step = SequenceStep(1, start=True)
+        with pytest.raises(BadRequestError, match="has 5 rows, and a batch has 1 to 4"):
+            await only(repository).infer(request(ticker.inputs(0, 5), sequence=step))
+        assert repository.sequences()["ticker"].count == 0

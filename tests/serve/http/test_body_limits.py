@@ -19,8 +19,8 @@ from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.protocol.datatypes import item_size
 from exportkit.serve.protocol.inference import InferRequest, OutputTensor
 from exportkit.serve.statuses import BadRequestError
+from tests.serve.echo_models import EchoModel, EchoRepository
 from tests.serve.http.asking import ask, infer_body
-from tests.serve.http.doubles import FakeModel, FakeRepository
 
 SMALL = "/v2/models/small/infer"  # its tensors have at most 1000 bytes
 PATIENCE = HttpOptions(idle_seconds=0.2, least_rate=1e6)
@@ -45,7 +45,7 @@ def test_the_largest_request_fits_as_json(datatype: str, value: str, separator: 
     """Numbers as text take several times as many bytes as in binary."""
     count = 5000
     size = count * item_size(datatype)
-    app = make_app(FakeRepository(FakeModel("m", {"x": (datatype, [-1])}, size)), HttpOptions())
+    app = make_app(EchoRepository(EchoModel("m", datatype, size)), HttpOptions())
     data = separator.join([value] * count)
     body = f'{{"inputs": [{{"name": "x", "datatype": "{datatype}", "shape": [{count}], "data": [{data}]}}]}}'.encode()
     reply = ask(app, "POST", "/v2/models/m/infer", body)
@@ -55,7 +55,7 @@ def test_the_largest_request_fits_as_json(datatype: str, value: str, separator: 
 
 
 @pytest.mark.parametrize("encoded", [False, True], ids=["as it is", "gzip"])
-def test_chunks_over_the_limit_are_cut_while_they_come(models: FakeRepository, encoded: bool) -> None:
+def test_chunks_over_the_limit_are_cut_while_they_come(models: EchoRepository, encoded: bool) -> None:
     app = make_app(models, HttpOptions())
 
     def endless() -> Iterator[bytes]:
@@ -74,7 +74,7 @@ def test_chunks_over_the_limit_are_cut_while_they_come(models: FakeRepository, e
     assert models.model("small").held == 0
 
 
-def test_chunks_grow_the_buffer_and_its_reservation(app: Any, models: FakeRepository) -> None:
+def test_chunks_grow_the_buffer_and_its_reservation(app: Any, models: EchoRepository) -> None:
     floats = os.urandom(4 << 20)
     body, headers = infer_body(("x", "FP32", [1 << 20], floats))
     chunks = [body[start : start + 60_000] for start in range(0, len(body), 60_000)]
@@ -85,14 +85,14 @@ def test_chunks_grow_the_buffer_and_its_reservation(app: Any, models: FakeReposi
     assert model.held == 0
 
 
-def test_a_queue_that_fills_up_while_chunks_come(app: Any, models: FakeRepository) -> None:
+def test_a_queue_that_fills_up_while_chunks_come(app: Any, models: EchoRepository) -> None:
     models.model("echo").room = 1 << 20
     body, headers = infer_body(("x", "FP32", [1 << 20], bytes(4 << 20)))
     chunks = [body[start : start + 60_000] for start in range(0, len(body), 60_000)]
     assert ask(app, "POST", "/v2/models/echo/infer", chunks, headers, chunked=True).status == 429
 
 
-def test_an_accepted_upload_is_answered_though_the_server_drains(app: Any, models: FakeRepository) -> None:
+def test_an_accepted_upload_is_answered_though_the_server_drains(app: Any, models: EchoRepository) -> None:
     model = models.model("echo")
     body, headers = infer_body(("x", "FP32", [1 << 20], bytes(4 << 20)))
 
@@ -112,12 +112,13 @@ def test_a_body_is_forgotten_before_its_answer_is_sent(model: str, size: int, st
     """A client that takes its answer slowly does not hold the memory of its request as well."""
 
     def forget(request: InferRequest) -> list[OutputTensor]:
+        double.requests.clear()
         if model != "forgets":
             raise BadRequestError("never mind")
         return [OutputTensor("x", "UINT8", (1,), memoryview(b"x"))]
 
-    double = FakeModel(model, {"x": ("UINT8", [-1])}, 8 << 20, forget)
-    app = make_app(FakeRepository(double), HttpOptions())
+    double = EchoModel(model, "UINT8", 8 << 20, forget)
+    app = make_app(EchoRepository(double), HttpOptions())
     body, headers = infer_body(("x", "UINT8", [size], bytes(size)))
     chunks = [body[start : start + 60_000] for start in range(0, len(body), 60_000)]
     held: list[int] = []
@@ -142,7 +143,7 @@ def test_a_body_is_forgotten_before_its_answer_is_sent(model: str, size: int, st
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_a_bomb_is_refused_before_it_bursts(app: Any, models: FakeRepository, coding: str) -> None:
+def test_a_bomb_is_refused_before_it_bursts(app: Any, models: EchoRepository, coding: str) -> None:
     """64 MiB of zeros, in 64 KiB, for a model that takes 1000 bytes."""
     bomb = b"".join(deflated([bytes(64 << 20)], "gzip" if coding == "gzip" else "deflate"))
     headers = {"content-encoding": coding, "inference-header-content-length": "100"}
@@ -220,7 +221,7 @@ def test_errors_are_never_compressed(app: Any) -> None:
 
 
 @pytest.mark.parametrize(("size", "pause"), [(10, 1.0), (1, 0.01)], ids=["pauses too long", "drips"])
-def test_a_body_that_comes_too_slowly(models: FakeRepository, size: int, pause: float) -> None:
+def test_a_body_that_comes_too_slowly(models: EchoRepository, size: int, pause: float) -> None:
     """What drips never pauses, and would hold its room for hours."""
     body, headers = binary(1000)
     parts = [body[start : start + size] for start in range(0, len(body), size)]
@@ -233,7 +234,7 @@ def test_a_body_that_comes_too_slowly(models: FakeRepository, size: int, pause: 
     assert reply.chunks_read < len(parts)
 
 
-def test_time_that_we_need_is_not_the_clients(models: FakeRepository) -> None:
+def test_time_that_we_need_is_not_the_clients(models: EchoRepository) -> None:
     """What inflates for longer than a body may pause was sent in time."""
     body, headers = infer_body(("x", "UINT8", [30 << 20], bytes(30 << 20)))
     headers["content-encoding"] = "gzip"

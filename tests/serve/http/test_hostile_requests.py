@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
+from tests.serve.echo_models import EchoModel, EchoRepository
 from tests.serve.http.asking import ask
-from tests.serve.http.doubles import FakeModel, FakeRepository
 from tests.serve.protocol.hostile_bodies import make
 
 STATUSES = {200, 400, 403, 404, 405, 408, 413, 415, 429, 499, 501, 503, 504}
@@ -49,8 +49,8 @@ def test_anything(chunked: bool, leaves: bool) -> None:
     @given(methods, paths, st.integers(0), headers, st.integers(1, 80), st.sampled_from([None, gzip, zlib]))
     @settings(max_examples=80)
     def anything(method: str, path: str, seed: int, headers: dict[str, str], step: int, pack: Any) -> None:
-        model = FakeModel("x0", {"x0": ("FP32", [-1])}, 400)
-        app = make_app(FakeRepository(model), HttpOptions())
+        model = EchoModel("x0", max_body=400)
+        app = make_app(EchoRepository(model), HttpOptions())
         body, length = make(random.Random(seed))
         headers = {**({} if length is None else {"inference-header-content-length": length}), **headers}
         body = body if pack is None else pack.compress(body)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tests.runtime import tiny
+from tests.serve.protocol import messages
 
 INFER = "/v2/models/tiny/infer"
 NAMES = ("image", "query.features", "offset")
@@ -45,8 +46,4 @@ def mean(answer: bytes) -> np.ndarray[Any, Any]:
 
 def triton_inputs(module: Any, inputs: list[np.ndarray[Any, Any]]) -> list[Any]:
     """The inputs for tritonclient's module `http` or `grpc`."""
-    found = []
-    for name, array in zip(NAMES, inputs):
-        found.append(module.InferInput(name, list(array.shape), "FP32"))
-        found[-1].set_data_from_numpy(array)
-    return found
+    return messages.triton_inputs(module, dict(zip(NAMES, inputs)))

@@ -153,12 +153,9 @@ class ServerProcess:
 class Launcher:
     """Starts servers. Its process imports torch once, for all of them."""
 
-    def __init__(self, folder: Path, options: tuple[str, ...] = ()) -> None:
-        """`options` are those of every server."""
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._options = options
         self._count = 0
-        self._running: list[ServerProcess] = []
         self._template = subprocess.Popen(
             [sys.executable, "-c", _TEMPLATE],
             cwd=ROOT,
@@ -178,7 +175,7 @@ class Launcher:
     def start(self, *arguments: Any, before: str = "") -> ServerProcess:
         """Starts `exportkit serve` on free ports, after the statements `before`."""
         out, err = self._files()
-        words = ["serve", *map(str, arguments), *self._options, "--json"]
+        words = ["serve", *map(str, arguments), "--json"]
         if "--port" not in words:
             words += ["--port", "0"]
         if "--no-grpc" not in words and "--grpc-port" not in words:
@@ -197,7 +194,7 @@ class Launcher:
     def start_as_a_user(self, *arguments: Any) -> ServerProcess:
         """Starts it with an interpreter of its own, as a user does."""
         out, err = self._files()
-        command = [sys.executable, "-m", "exportkit", "serve", *map(str, arguments), *self._options]
+        command = [sys.executable, "-m", "exportkit", "serve", *map(str, arguments)]
         command += ["--port", "0", "--grpc-port", "0"]
         with out.open("w") as stdout, err.open("w") as stderr:
             process = subprocess.Popen([*command, "--json"], cwd=ROOT, stdout=stdout, stderr=stderr)

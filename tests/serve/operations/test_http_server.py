@@ -1,9 +1,8 @@
-"""uvicorn as we use it: signals stay ours, connections have a limit, and the end loses no answer."""
+"""uvicorn as we use it: connections have a limit, and the end loses no answer."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -31,15 +30,6 @@ async def listening(max_connections: int = 8) -> AsyncIterator[tuple[HttpServer,
     await server.listen(sockets)
     yield server, port
     await server.close()
-
-
-def test_signals_stay_those_of_the_process() -> None:
-    async def scenario() -> None:
-        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-        async with listening():
-            assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
-
-    uvloop.run(scenario())
 
 
 def test_one_connection_too_many_is_closed_also_while_nobody_asks() -> None:

@@ -9,22 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.engine import ticker
-
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ticker.write(tmp_path_factory.mktemp("soak") / "ticker.pt2")
-
-
 @pytest.mark.parametrize("options", [(), ("--isolate",)], ids=["together", "isolated"])
-def test_no_client_gets_an_answer_from_the_state_of_another(package: Path, tmp_path: Path, options: tuple[str, ...]):
-    command = [sys.executable, "-m", "benchmarks.sequence_soak", str(package), "--minutes", "0.05", "--clients", "6"]
-    command += ["--zero", "coupling", "-o", str(tmp_path / "soak.json"), *options]
+def test_no_client_gets_an_answer_from_the_state_of_another(
+    ticker_package: Path, tmp_path: Path, options: tuple[str, ...]
+):
+    command = [sys.executable, "-m", "benchmarks.sequence_soak", str(ticker_package), *options]
+    command += ["--minutes", "0.05", "--clients", "6", "--zero", "coupling", "-o", str(tmp_path / "soak.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     seen = json.loads((tmp_path / "soak.json").read_text())["seen"]

@@ -3,27 +3,75 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+import exportkit
 from tests.runtime import stateful
-from tests.serve.operations import sequence_server
-from tests.serve.operations.sequence_server import ONE, OTHER, STEPS, bearer, clients, given, inputs, rows, which
 from tests.serve.operations.server_processes import Launcher, ServerProcess
 from tests.serve.operations.test_server_process import SEQUENCES
+from tests.serve.protocol.messages import triton_inputs
 
-recorder, server, expected = sequence_server.recorder, sequence_server.server, sequence_server.expected  # fixtures
 both = pytest.mark.parametrize("protocol", [tritonclient.http, tritonclient.grpc])
 SCALE = np.ones((2, 1), np.float32)
+ONE, OTHER = ("one-of-the-clients-keys", "the-other-client-has-this")
+STEPS = 6
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def server(launcher: Launcher, recorder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """It has two keys, and takes 40 sequences."""
+    keys = tmp_path_factory.mktemp("keys") / "keys.txt"
+    keys.write_text(f"{ONE}\n{OTHER}\n")
+    keys.chmod(0o600)
+    process = launcher.start(recorder, "--api-keys", keys, "--max-sequences", 40, "--sequence-finish", 0)
+    yield process.wait_until_ready()
+    process.stop()
+
+
+@pytest.fixture(scope="module")
+def expected(recorder: Path) -> dict[int, list[Array]]:
+    """What sessions answer to the steps of sequences, by their seeds."""
+    found = {}
+    with exportkit.load(recorder) as model:
+        for seed in range(32):
+            with model.session(batch=2) as session:
+                found[seed] = [session.push(torch.from_numpy(rows(seed, step))).numpy() for step in range(STEPS)]
+    return found
+
+
+def rows(seed: int, step: int) -> Array:
+    return np.random.default_rng([seed, step]).random((2, stateful.WIDTH), np.float32)
+
+
+def given(module: Any, seed: int, step: int) -> list[Any]:
+    return triton_inputs(module, {"x": rows(seed, step)})
+
+
+def which(sequence: int | str, step: int, last: int = STEPS - 1) -> dict[str, Any]:
+    return {"sequence_id": sequence, "sequence_start": step == 0, "sequence_end": step == last}
+
+
+def bearer(key: str = ONE) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def clients(server: ServerProcess) -> dict[Any, str]:
+    return {
+        tritonclient.http: "{}:{}".format(*server.address),
+        tritonclient.grpc: server.started["grpc"],
+    }
 
 
 @both
@@ -96,20 +144,11 @@ def test_what_clients_left_open_does_not_hold_up_the_end(launcher: Launcher, rec
     client.close()
 
 
-def test_without_sequences_state_is_left_out(launcher: Launcher, recorder: Path):
-    server = launcher.start(recorder, "--max-sequences", 0).wait_until_ready()
-    assert [model["name"] for model in server.started["models"]] == ["recorder.embed"]
-    body = json.dumps({"inputs": []}).encode()
-    status, _, answer = server.ask("/v2/models/recorder.push/infer", body)
-    assert (status, b"has state" in answer) == (404, True)
-    assert server.stop() == 0
-
-
 # --- methods ----------------------------------------------------------------------------------------------------------
 
 
 def ask(client: Any, module: Any, method: Any, name: str = "recorder", **more: Any) -> np.ndarray[Any, Any]:
-    tensors = inputs(module, scale=SCALE) if method == "peek" else given(module, 0, 0)
+    tensors = triton_inputs(module, {"scale": SCALE}) if method == "peek" else given(module, 0, 0)
     parameters = {} if method is None else {"method": method}
     return client.infer(name, tensors, headers=bearer(), parameters=parameters, **more).as_numpy("0")
 
@@ -122,22 +161,6 @@ def test_the_parameter_names_the_method(server: ServerProcess, expected, protoco
         peeked = ask(client, protocol, "peek", **which("m", 1, 1))
         np.testing.assert_allclose(peeked, rows(0, 0) / stateful.ROWS, rtol=1e-6)
         assert ask(client, protocol, "embed", "recorder.embed").shape == (2, stateful.WIDTH)
-
-
-@both
-@pytest.mark.parametrize(
-    ("name", "method", "words"),
-    [
-        ("recorder", None, "recorder has no default method that is served"),
-        ("recorder", "none", "the method `none` of recorder is not served"),
-        ("recorder", "fill", "the method `fill` of recorder is not served: it writes into its input out"),
-        ("recorder.embed", "push", "the request is for recorder.embed, and its parameter `method` says `push`"),
-    ],
-)
-def test_what_names_no_method_is_refused(server: ServerProcess, protocol, name, method, words):
-    client = protocol.InferenceServerClient(clients(server)[protocol])
-    with client, pytest.raises(InferenceServerException, match=re.escape(words)):
-        ask(client, protocol, method, name)
 
 
 @both

@@ -21,8 +21,8 @@ from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.operations.observation import Observation
 from exportkit.serve.operations.tracing import Traces
 from exportkit.serve.request_record import RequestRecord
+from tests.serve.echo_models import repository
 from tests.serve.http.asking import ask, infer_body
-from tests.serve.http.conftest import repository
 from tests.serve.operations.server_processes import Launcher
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from tritonclient.utils import np_to_triton_dtype
 
 from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, body_buffer, header_length_of, parse_body
 from exportkit.serve.protocol.inference import InferAnswer, InferTiming, OutputTensor
@@ -68,6 +69,12 @@ def answer_of(arrays: Mapping[str, tuple[str, np.ndarray]], id: str = "") -> Inf
         for name, (datatype, array) in arrays.items()
     )
     return InferAnswer("model", "1", id, outputs, InferTiming(0.0, 0.0, 0.0, 0.0, 1))
+
+
+def triton_inputs(module: Any, arrays: Mapping[str, np.ndarray], **how: Any) -> list[Any]:
+    """Returns the inputs for tritonclient's module `http` or `grpc`."""
+    made = [module.InferInput(name, list(each.shape), np_to_triton_dtype(each.dtype)) for name, each in arrays.items()]
+    return [tensor.set_data_from_numpy(array, **how) for tensor, array in zip(made, arrays.values())]
 
 
 def address(data: memoryview) -> int:

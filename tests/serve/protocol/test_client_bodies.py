@@ -15,7 +15,7 @@ from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, body_buffer, header_length_of, parse_body
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms
 from exportkit.serve.statuses import BadRequestError
-from tests.serve.protocol.messages import AS_JSON, NUMPY, address, answer_of
+from tests.serve.protocol.messages import AS_JSON, NUMPY, address, answer_of, triton_inputs
 
 _SHAPES = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 _NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -46,10 +46,7 @@ def _received(sent: tuple[bytes, int | None], **options: Any) -> ParsedBody:
 
 
 def _inputs(tensors: dict[str, tuple[str, np.ndarray]], binary: bool) -> list[client.InferInput]:
-    return [
-        client.InferInput(name, list(array.shape), datatype).set_data_from_numpy(array, binary_data=binary)
-        for name, (datatype, array) in tensors.items()
-    ]
+    return triton_inputs(client, {name: array for name, (_, array) in tensors.items()}, binary_data=binary)
 
 
 def _finite(tensors: dict[str, tuple[str, np.ndarray]]) -> dict[str, tuple[str, np.ndarray]]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from google.protobuf.json_format import ParseDict
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import np_to_triton_dtype
 
-from tests.serve.protocol.messages import NUMPY, address
+from tests.serve.protocol.messages import NUMPY, address, triton_inputs
 from tests.serve.rpc.echo import Served
 from tests.serve.rpc.hostile_messages import make, message, raw, survives, typed
 
@@ -32,10 +32,6 @@ def random_array(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     return content.view(dtype).reshape(shape)  # NaN of every kind among them
 
 
-def given(name: str, array: np.ndarray) -> triton.InferInput:
-    return triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)).set_data_from_numpy(array)
-
-
 def same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
@@ -43,7 +39,7 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 @pytest.mark.parametrize("dtype", [np.dtype(each) for each in NUMPY.values()], ids=str)
 def test_every_dtype_and_shape_arrives_bit_for_bit(echo: Served, client: triton.InferenceServerClient, dtype: np.dtype):
     arrays = {f"x{index}": random_array(dtype, shape) for index, shape in enumerate(SHAPES)}
-    result = client.infer("echo", [given(name, array) for name, array in arrays.items()], request_id="it")
+    result = client.infer("echo", triton_inputs(triton, arrays), request_id="it")
     assert result.get_response().id == "it"
     for name, array in arrays.items():
         assert same(result.as_numpy(name), array)
@@ -54,12 +50,12 @@ def test_every_dtype_and_shape_arrives_bit_for_bit(echo: Served, client: triton.
 @pytest.mark.parametrize("algorithm", [None, "gzip", "deflate"])
 def test_a_body_beyond_grpc_s_own_limit_arrives(client: triton.InferenceServerClient, algorithm: str | None):
     array = np.resize(np.random.randint(0, 5, 1000, np.uint8), 5 << 20)
-    result = client.infer("echo", [given("x", array)], compression_algorithm=algorithm)
+    result = client.infer("echo", triton_inputs(triton, {"x": array}), compression_algorithm=algorithm)
     assert same(result.as_numpy("x"), array)
 
 
 def test_only_the_outputs_that_are_asked_for_are_answered(client: triton.InferenceServerClient):
-    inputs = [given(name, random_array(np.dtype("int8"), (2,))) for name in "abc"]
+    inputs = triton_inputs(triton, {name: random_array(np.dtype("int8"), (2,)) for name in "abc"})
     outputs = [triton.InferRequestedOutput(name) for name in "ca"]
     response = client.infer("echo", inputs, outputs=outputs).get_response()
     assert (response.model_name, response.model_version) == ("echo", "1")
@@ -68,11 +64,11 @@ def test_only_the_outputs_that_are_asked_for_are_answered(client: triton.Inferen
 
 
 def test_priority_timeout_and_deadline_reach_the_model(echo: Served, client: triton.InferenceServerClient):
-    x = given("x", np.zeros(1, np.int8))
-    client.infer("echo", [x], priority=1, timeout=2_500_000)
-    client.infer("echo", [x], client_timeout=100)
-    client.infer("echo", [x], client_timeout=100, timeout=2_500_000)
-    client.infer("echo", [x], client_timeout=100, timeout=1_000_000_000)
+    inputs = triton_inputs(triton, {"x": np.zeros(1, np.int8)})
+    client.infer("echo", inputs, priority=1, timeout=2_500_000)
+    client.infer("echo", inputs, client_timeout=100)
+    client.infer("echo", inputs, client_timeout=100, timeout=2_500_000)
+    client.infer("echo", inputs, client_timeout=100, timeout=1_000_000_000)
     plain, deadline, sooner, later = [request.timeout for request in echo.model.requests]
     assert (echo.model.requests[0].priority, echo.model.requests[1].priority) == (1, 0)
     assert plain == sooner == 2.5
@@ -81,10 +77,10 @@ def test_priority_timeout_and_deadline_reach_the_model(echo: Served, client: tri
 
 
 def test_the_size_of_the_tensors_is_reserved(echo: Served, client: triton.InferenceServerClient):
-    client.infer("echo", [given("x", np.zeros(100, np.int16)), given("y", np.zeros(7, np.int8))])
+    client.infer("echo", triton_inputs(triton, {"x": np.zeros(100, np.int16), "y": np.zeros(7, np.int8)}))
     request = message(typed("z", "INT16", [3], int_contents=[1, 2, 3]))
     client._client_stub.ModelInfer(request)
-    assert echo.model.admitted == [207, 6]
+    assert echo.model.reserved == [207, 6]
 
 
 # --- typed contents ---------------------------------------------------------------------------------------------------
@@ -200,11 +196,29 @@ def test_what_breaks_the_protocol_or_is_not_offered_is_refused(
 
 
 def test_elements_are_not_read_before_they_have_room(echo: Served, client: triton.InferenceServerClient):
+    echo.model.room = 1 << 40
     error = refusal(client, message(typed("x", "FP64", [1 << 40], fp64_contents=[1])))
-    assert error.details() == f"{8 << 40} bytes are more than {64 << 20}"
+    assert error.details() == "as many bytes wait as may"
 
 
 def test_hostile_requests_raise_nothing_but_what_a_client_is_told():
     chance = random.Random(1)
     taken = sum(survives(make(chance)) for _ in range(5000))
     assert 500 < taken < 4500
+
+
+@pytest.mark.parametrize(
+    ("what", "ask"),
+    [
+        ("metadata", lambda client: client.get_model_metadata("ticker")),
+        ("config", lambda client: client.get_model_config("ticker").config),
+        ("statistics", lambda client: client.get_inference_statistics("ticker").model_stats[0]),
+    ],
+)
+def test_what_the_engine_says_of_a_model_arrives(server: Served, what: str, ask: Callable[[Any], Any]) -> None:
+    said: dict[str, Any] = server.call(getattr(server.model, what))
+    if what == "metadata":  # for the rest of which the protocol's message has no field
+        said = {key: said[key] for key in ("name", "versions", "platform", "inputs", "outputs")}
+    with triton.InferenceServerClient(server.address) as client:
+        arrived = ask(client)
+    assert arrived == ParseDict(said, type(arrived)())

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
-import random
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,8 +23,8 @@ FRESH = itertools.count(1000)
 
 
 @pytest.fixture(scope="module")
-def alone(package: Path) -> Iterator[Any]:
-    with exportkit.load(package) as model:
+def alone(ticker_package: Path) -> Iterator[Any]:
+    with exportkit.load(ticker_package) as model:
         yield model
 
 
@@ -78,41 +76,6 @@ def assert_a_session(alone: Any, answers: list[Any], seeds: list[int], rows: int
     assert len(answers) == len(expected)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_any_plan_is_answered_as_by_sessions_of_their_own(server: Served, alone: Any, seed: int):
-    chance = random.Random(seed)
-    names: list[int | str] = [next(FRESH) if which % 2 else f"s{next(FRESH)}" for which in range(6)]
-    streams = [Stream(server) for _ in range(3)]
-    asked: list[list[tuple[int, int] | None]] = [[] for _ in streams]  # the sequence and its life, of each request
-    seeds: dict[tuple[int, int], list[int]] = defaultdict(list)
-    lives, ended = [0] * 6, [True] * 6
-    for number in range(200):
-        which = chance.randrange(6)
-        if chance.random() < 0.05:
-            streams[which % 3].put(step("nobody", number))
-            asked[which % 3].append(None)
-            continue
-        start, end = ended[which] or chance.random() < 0.05, chance.random() < 0.1
-        lives[which] += start
-        ended[which] = end
-        more: dict[str, Any] = {"timeout": 10**9} if chance.random() < 0.1 else {}
-        streams[which % 3].put(
-            step(names[which], number, rows=1 + which % 2, sequence_start=start, sequence_end=end, **more)
-        )
-        asked[which % 3].append((which, lives[which]))
-        seeds[which, lives[which]].append(number)
-    answers: dict[tuple[int, int], list[Any]] = defaultdict(list)
-    for stream, lived in zip(streams, asked):
-        for life, answer in zip(lived, stream.take(len(lived))):
-            if life is None:
-                assert "nobody" in answer.error_message
-            else:
-                answers[life].append(answer)
-        stream.leave()
-    for (which, life), found in answers.items():
-        assert_a_session(alone, found, seeds[which, life], 1 + which % 2)
-
-
 def test_clients_that_leave_hurt_nobody_else(server: Served, alone: Any):
     staying, ids = Stream(server), [next(FRESH) for _ in range(5)]
     staying.put(*(step(sequence, 0, sequence_start=True) for sequence in ids))
@@ -130,8 +93,8 @@ def test_clients_that_leave_hurt_nobody_else(server: Served, alone: Any):
     staying.leave()
 
 
-def test_steps_of_a_stream_wait_however_many_rows_do(loop: asyncio.AbstractEventLoop, package: Path, alone: Any):
-    with serving(loop, package, max_delay=0.02, max_queued_rows=8) as server:
+def test_steps_of_a_stream_wait_however_many_rows_do(loop: asyncio.AbstractEventLoop, ticker_package: Path, alone: Any):
+    with serving(loop, ticker_package, max_delay=0.02, max_queued_rows=8) as server:
         stream = Stream(server)
         stream.put(*(step(1 + number % 2, number, rows=5, sequence_start=number < 2) for number in range(700)))
         found = stream.take(700)
