@@ -1,7 +1,6 @@
 """Methods with state in Triton: each sequence has a session, and rows of several run in one call.
 
-A sequence has one outstanding step. Triton 24.10 did not always survive several: where a step takes a millisecond, it
-used a queued request that was freed, also with a backend that does nothing.
+A sequence has one outstanding step; stress.py tries several, which Triton 24.10 itself has not always survived.
 """
 
 from __future__ import annotations
