@@ -138,25 +138,9 @@ def test_each_term_finds_its_odd_patch(weights, device):
     assert compute_salience(features, lab, gx, gy, patch, weights).argmax(1).tolist() == [7]
 
 
-def test_one_patch_has_no_contrast(device):
-    features, lab, gx, gy, patch = flat_image(device, batch=2, rows=1, columns=1)
-    lab = torch.rand_like(lab).mul(90).requires_grad_()
-    salience = compute_salience(features, lab, gx, gy, patch, (0.0, 1.0, 0.0))
-    assert salience.tolist() == [[0], [0]]
-    assert torch.autograd.grad(salience.sum(), lab)[0].eq(0).all()
-
-
 def test_zero_features_are_half_salient_and_never_nan(device):
     features, *others = flat_image(device)
     assert compute_salience(features * 0, *others, (0.0, 0.0, 1.0)).eq(0.5).all()
-
-
-def test_nan_reaches_only_what_depends_on_it(device):
-    features, lab, gx, gy, patch = flat_image(device, batch=2, rows=4, columns=4)
-    lab[0, 2, 0, 0] = gx[0, 0, -1, -1] = torch.nan
-    bad = compute_salience(features, lab, gx, gy, patch).isnan()
-    assert bad[0].nonzero().flatten().tolist() == [0, 1, 4, 5, 15]
-    assert not bad[1].any()
 
 
 @pytest.mark.parametrize("patch", [1, 31, 32, 33, 40, 70])

@@ -87,24 +87,6 @@ def test_scores_and_features_may_have_different_dtypes(device: torch.device):
     assert torch.equal(indices, expected_indices)
 
 
-def test_scores_get_no_gradient_and_features_that_of_their_rows(device: torch.device):
-    scores = torch.rand(2, 9, device=device, requires_grad=True)
-    features = torch.randn(2, 9, 4, device=device, requires_grad=True)
-    selected, indices = ops.top_k_patches(scores, features, 3)
-    selected.sum().backward()
-    assert scores.grad is None
-    assert torch.equal(features.grad, torch.zeros_like(features).scatter(1, indices[..., None].expand(-1, -1, 4), 1.0))
-
-
-def test_only_scores_need_a_gradient(device: torch.device):
-    """A gradient that nothing needs is not computed, and nothing fails for want of it."""
-    scores = torch.rand(2, 9, device=device, requires_grad=True)
-    selected, _ = ops.top_k_patches(scores, torch.randn(2, 9, 4, device=device), 3)
-    gated = (selected * 1 + scores[:, :3, None]).sum()
-    gated.backward()
-    assert scores.grad is not None
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(
     ("batch", "patches", "width", "k"),
