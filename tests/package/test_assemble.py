@@ -173,12 +173,6 @@ def test_an_operator_without_library_is_named_with_the_option_to_give_it(tmp_pat
     assert not (tmp_path / "toy.pt2").exists()
 
 
-def test_a_library_for_another_platform_does_not_count(tmp_path: Path) -> None:
-    other = library(tmp_path, record="exportkit/ops/linux-aarch64/libtoy_cpu.so", platform="linux-aarch64")
-    with pytest.raises(MissingLibraryError, match=r"linux-aarch64/libtoy_cpu\.so has it for another platform"):
-        assemble([artifact(tmp_path / "cpu.pt2")], [other], tmp_path / "toy.pt2")
-
-
 @pytest.mark.parametrize("adds_to", [None, ("other::twice", "toyota::twice")])
 def test_a_cuda_target_needs_cuda_kernels_of_the_namespace(tmp_path: Path, adds_to: tuple[str, ...] | None) -> None:
     libraries = [library(tmp_path)] + ([kernels_only(tmp_path, adds_to=adds_to)] if adds_to else [])
@@ -208,12 +202,6 @@ def test_artifacts_traced_with_two_schemas_are_refused(tmp_path: Path) -> None:
     sources = [artifact(tmp_path / "cpu.pt2"), artifact(tmp_path / "gpu.pt2", target=CUDA, operators=(newer,))]
     with pytest.raises(SchemaChangedError, match="different schemas of toy::twice"):
         assemble(sources, [library(tmp_path)], tmp_path / "toy.pt2")
-
-
-def test_two_builds_of_one_library_are_refused(tmp_path: Path) -> None:
-    libraries = [library(tmp_path), library(tmp_path / "other", content=b"toy\0 newer")]
-    with pytest.raises(MergeError, match=r"two libraries have the name .*libtoy_cpu\.so"):
-        assemble([artifact(tmp_path / "cpu.pt2")], libraries, tmp_path / "toy.pt2")
 
 
 def test_the_same_library_given_twice_is_one(tmp_path: Path) -> None:

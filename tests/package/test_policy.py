@@ -131,16 +131,6 @@ def test_without_a_home_in_the_environment_it_is_the_one_of_the_password_file(
     assert run_interpreter(DEMANDED, cwd=tmp_path, **environment) == f"the policy {user}\n"
 
 
-def test_a_policy_that_requires_nothing_changes_nothing(path: Path, system: Path, one: Signer) -> None:
-    write_policy(system, require_signature=False)
-    assert trusted(path) == []
-
-
-def test_the_users_policy_holds_where_the_system_has_none(path: Path, user: Path, one: Signer) -> None:
-    write_policy(user, one.public)
-    assert str(user) in refused(path)
-
-
 def test_no_user_and_no_argument_takes_anything_from_the_system(
     path: Path, system: Path, user: Path, one: Signer, two: Signer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
