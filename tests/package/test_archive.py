@@ -227,12 +227,9 @@ def test_threads_may_read_at_once(tmp_path: Path) -> None:
             done.result()
 
 
-def test_a_path_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_path_that_is_not_there_or_that_no_file_can_have_is_a_usage_error(package: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot open .*missing\.pt2: No such file"):
         PackageReader(tmp_path / "missing.pt2")
-
-
-def test_a_path_that_no_file_can_have_is_a_usage_error(package: Path, tmp_path: Path) -> None:
     for name in (f"{package}\0x", "\ud800.pt2"):
         with pytest.raises(UsageError, match="is not a valid file name"):
             PackageReader(Path(name))

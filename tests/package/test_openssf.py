@@ -161,18 +161,12 @@ def test_a_statement_that_the_key_signed_about_something_else(
 
 NO_BUNDLES: dict[str, Callable[[bytes], bytes]] = {
     "nothing": lambda bundle: b"",
-    "null": lambda bundle: b"null",
     "a list": lambda bundle: b"[" + bundle + b"]",
-    "no UTF-8": lambda bundle: b"\xff" + bundle,
     "a byte order mark": lambda bundle: b"\xef\xbb\xbf" + bundle,
-    "another after it": lambda bundle: bundle + bundle,
     "half of it": lambda bundle: bundle[: len(bundle) // 2],
-    "all but its end": lambda bundle: bundle.rstrip()[:-1],
     "brackets": lambda bundle: b"[" * 1000,
     "a key twice": lambda bundle: bundle.replace(b"{", b'{"x": 1, "x": 1,', 1),
     "the same key twice within": lambda bundle: bundle.replace(b'"hint"', b'"hint": "", "hint"'),
-    "NaN": lambda bundle: bundle.replace(b"[]", b"[NaN]"),
-    "Infinity": lambda bundle: bundle.replace(b"[]", b"[-Infinity]"),
     "too deep": lambda bundle: bundle.replace(b"[]", b"[" * 16 + b"]" * 16),
     "a NUL": lambda bundle: bundle + b"\0",
 }

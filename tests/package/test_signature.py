@@ -305,11 +305,6 @@ def test_keys_of_other_kinds_are_refused(tmp_path: Path, key: object, kind: str)
         read_private_key(files.private, no_password)
 
 
-def test_a_private_key_given_for_a_public_one_is_refused(release: Signer) -> None:
-    with pytest.raises(UsageError, match="is a private key"):
-        read_public_key(release.private)
-
-
 @pytest.mark.parametrize("text", ["", "no PEM", "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"])
 def test_what_is_no_key_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "key.pem"
@@ -320,19 +315,16 @@ def test_what_is_no_key_is_refused(tmp_path: Path, text: str) -> None:
         read_private_key(path, no_password)
 
 
-def test_a_key_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"the public key .*absent\.pem cannot be read: No such file"):
-        read_public_key(tmp_path / "absent.pem")
-
-
-def test_an_empty_list_of_keys_is_a_mistake_and_not_a_way_around(signed: Path) -> None:
-    with pytest.raises(UsageError, match="list of public keys is empty"):
-        signed_by(signed)
-
-
-def test_a_signature_without_a_key_is_a_mistake(signed: Path) -> None:
-    with PackageReader(signed) as reader, pytest.raises(UsageError, match="without a public key"):
-        check_trust(reader, signature=beside(signed))
+def test_what_names_no_key_is_a_mistake_and_not_a_way_around(signed: Path, release: Signer, tmp_path: Path) -> None:
+    with PackageReader(signed) as reader:
+        for ask, said in (
+            (lambda: read_public_key(release.private), "is a private key"),
+            (lambda: read_public_key(tmp_path / "absent.pem"), r"the public key .*absent\.pem cannot be read: No such"),
+            (lambda: check_trust(reader, ()), "list of public keys is empty"),
+            (lambda: check_trust(reader, signature=beside(signed)), "without a public key"),
+        ):
+            with pytest.raises(UsageError, match=said):
+                ask()
 
 
 def test_an_encrypted_key_asks_for_its_password(tmp_path: Path) -> None:
