@@ -165,14 +165,6 @@ def test_int8_features_are_within_half_a_step_of_the_floats(kwargs: dict[str, An
     assert ((outputs["features"] * steps - gated).abs() <= steps * (0.5 + 1e-3)).all()
 
 
-def test_a_feature_of_zeros_is_zeros_in_int8():
-    given = FromFeatures(build(encoder="given", dim=24, patch_size=8, feature_dtype="int8")).eval()
-    with torch.no_grad():
-        outputs = given(torch.rand(1, 3, 16, 16), torch.zeros(1, 2, 2, 24), torch.randn(1, 24))
-    assert not outputs["features"].any()
-    assert not outputs["feature_scales"].any()
-
-
 def test_a_model_of_int8_features_trains_on_floats():
     model = build(**VIT, feature_dtype="int8", k=9).train()
     outputs = model(*inputs(model, 1, 4, 5))

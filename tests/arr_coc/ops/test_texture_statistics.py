@@ -57,21 +57,6 @@ def test_half_types_are_summed_in_float32(device: torch.device, dtype: torch.dty
         torch.testing.assert_close(actual, expected.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
 
 
-@pytest.mark.parametrize(("batch", "grid", "patch"), [(40, 14, 14), (40, 14, 16), (40, 14, 32), (1024, 1, 65)])
-def test_a_batch_does_not_change_a_sample_where_it_fills_the_machine(
-    device: torch.device, batch: int, grid: int, patch: int
-):
-    """The kernel shares out the rows of a patch otherwise where there are many; the order of the sum stays.
-
-    Patches of an odd width, a column a thread, are wider than the threads that one of few samples would get.
-    """
-    rgb = torch.rand(batch, 3, grid * patch, grid * patch, device=device)
-    whole = texture_statistics(rgb, patch)
-    for index in (0, batch - 1):
-        for a, e in zip(texture_statistics(rgb[index : index + 1], patch), whole):
-            assert torch.equal(a[0], e[index])
-
-
 @pytest.mark.parametrize("shape", [(65540, 3, 2, 2), (1, 3, 131080, 2)], ids=["many samples", "many rows"])
 def test_sizes_past_one_cuda_grid(device: torch.device, shape: tuple[int, ...]):
     assert_means(torch.rand(shape, device=device), 2)
