@@ -108,7 +108,7 @@ def test_leaves_are_named_by_their_place():
     assert names(flatten(leaf, is_leaf)[0], "image") == ["image"]
 
 
-def test_indices_start_where_the_caller_says_and_a_named_tuples_class_is_always_the_same():
+def test_indices_start_where_the_caller_says_and_a_named_tuple_has_one_class():
     node, leaves = flatten(Boxes(Leaf(), Leaf()), is_leaf, start=5)
     assert [item.index for item in node.items] == [5, 6]
     assert len(leaves) == 2
@@ -116,7 +116,7 @@ def test_indices_start_where_the_caller_says_and_a_named_tuples_class_is_always_
     assert type(unflatten(node, [])) is type(builder(node)([])) is named_tuple_class("Boxes", ("corners", "scores"))
 
 
-def test_results_of_torch_are_named_tuples_and_subclasses_of_constants_and_dicts_plain():
+def test_results_of_torch_are_named_tuples_and_subclasses_become_plain():
     node, leaves = flatten(torch.max(torch.eye(2), 1), lambda v: isinstance(v, torch.Tensor))
     assert names(node) == ["values", "indices"]
     assert unflatten(node, leaves).indices is leaves[1]
