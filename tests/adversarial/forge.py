@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import hashlib
+import operator
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -174,6 +177,19 @@ def changed(path: str, value: Any, base: Document | None = None) -> Document:
     part = at(whole, ".".join(parents)) if parents else whole
     part[int(last) if isinstance(part, list) else last] = value
     return whole
+
+
+def value_at(value: Any, place: Sequence[Any]) -> Any:
+    """What one of `places` leads to."""
+    return functools.reduce(operator.getitem, place, value)
+
+
+def replaced(whole: Document, place: Sequence[Any], value: Any) -> Document:
+    """A copy with another value at one of its `places`."""
+    copied = copy.deepcopy(whole)
+    *parents, last = place
+    value_at(copied, parents)[last] = value
+    return copied
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,10 +37,12 @@ from tests.adversarial.forge import (
     package,
     places,
     records,
+    replaced,
     sidecar,
     sidecar_records,
     stateful,
     stateful_records,
+    value_at,
 )
 from tests.package import samples
 
@@ -149,25 +151,14 @@ JSON = st.one_of(
 )
 
 
-def value_at(value: Any, path: tuple[Any, ...]) -> Any:
-    for step in path:
-        value = value[step]
-    return copy.deepcopy(value)
-
-
 @settings(BOUNDED, max_examples=400)
 @given(data=st.data())
 def test_a_manifest_with_other_values_is_refused_or_can_be_written_again(file: Path, data: st.DataObject) -> None:
     sample = data.draw(st.sampled_from([PACKAGED, PACKAGED, STATEFUL, STATEFUL, SIDECAR]))
-    changed = copy.deepcopy(sample.document)
+    changed = sample.document
     for place, value in data.draw(st.lists(st.tuples(st.sampled_from(sample.places), JSON), min_size=1, max_size=3)):
-        parent: Any = changed
-        try:
-            for step in place[:-1]:
-                parent = parent[step]
-            parent[place[-1]] = copy.deepcopy(value)
-        except (KeyError, IndexError, TypeError):
-            continue  # an earlier change took the place away
+        with contextlib.suppress(KeyError, IndexError, TypeError):  # an earlier change took the place away
+            changed = replaced(changed, place, value)
     try:
         encoded = msgspec.json.encode(changed)
     except OverflowError:

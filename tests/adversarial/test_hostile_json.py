@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import json
 import math
-import operator
 import re
 import struct
 from pathlib import Path
@@ -18,7 +15,7 @@ from hypothesis import strategies as st
 
 from exportkit.errors import ManifestSyntaxError, PackageError
 from exportkit.package.manifest import ConstantNode
-from tests.adversarial.forge import changed, document, package, records
+from tests.adversarial.forge import changed, document, package, records, replaced
 from tests.adversarial.test_fuzz import BOUNDED, PACKAGED, SIDECAR, Sample, opened
 
 _NUMBERS = [
@@ -56,10 +53,8 @@ def kinds_of_places() -> dict[str, tuple[Sample, tuple[Any, ...]]]:
 
 @pytest.mark.parametrize("kind", kinds_of_places())
 def test_every_literal_in_every_place_is_refused_or_means_something(file: Path, kind: str) -> None:
-    sample, (*parents, last) = kinds_of_places()[kind]
-    whole: Any = copy.deepcopy(sample.document)
-    functools.reduce(operator.getitem, parents, whole)[last] = "PLACEHOLDER"
-    text = json.dumps(whole, ensure_ascii=False)
+    sample, place = kinds_of_places()[kind]
+    text = json.dumps(replaced(sample.document, place, "PLACEHOLDER"), ensure_ascii=False)
     for literal in LITERALS:
         opened(file, package(text.replace('"PLACEHOLDER"', literal).encode(), sample.contents))
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import operator
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 from exportkit.errors import ManifestConsistencyError, PackageError
 from exportkit.package.manifest import Manifest, MappingNode, Size, TensorNode
 from exportkit.sizes import plan_sizes
-from tests.adversarial.forge import Refused, changed, package, records
+from tests.adversarial.forge import Refused, changed, package, records, replaced, value_at
 from tests.adversarial.test_fuzz import opened
 from tests.adversarial.test_hostile_json import kinds_of_places
 
@@ -31,23 +29,19 @@ def check_printable(answer: Manifest | PackageError) -> None:
 
 @pytest.mark.parametrize("kind", kinds_of_places())
 def test_no_string_of_a_manifest_makes_a_line_of_an_error(file: Path, kind: str) -> None:
-    sample, (*parents, last) = kinds_of_places()[kind]
-    for value in (FORGED, [FORGED, FORGED], {FORGED: FORGED}):
-        whole: Any = copy.deepcopy(sample.document)
-        functools.reduce(operator.getitem, parents, whole)[last] = value
-        check_printable(opened(file, package(whole, sample.contents)))
-    whole = copy.deepcopy(sample.document)
-    place = functools.reduce(operator.getitem, (*parents, last), whole)
-    if isinstance(place, str):
-        functools.reduce(operator.getitem, parents, whole)[last] = place + FORGED
-    elif isinstance(place, list) and place:
-        place.append(place[0])  # there twice
-        if isinstance(place[0], dict):
-            for key in place[0].keys() & {"name", "record"}:
-                place[0][key] += FORGED
-    elif isinstance(place, dict):
-        place[FORGED] = 1
-    check_printable(opened(file, package(whole, sample.contents)))
+    sample, place = kinds_of_places()[kind]
+    value = copy.deepcopy(value_at(sample.document, place))
+    if isinstance(value, str):
+        value += FORGED
+    elif isinstance(value, list) and value:
+        value.append(value[0])  # there twice
+        if isinstance(value[0], dict):
+            for key in value[0].keys() & {"name", "record"}:
+                value[0][key] += FORGED
+    elif isinstance(value, dict):
+        value[FORGED] = 1
+    for other in (FORGED, [FORGED, FORGED], {FORGED: FORGED}, value):
+        check_printable(opened(file, package(replaced(sample.document, place, other), sample.contents)))
 
 
 def test_no_key_that_is_there_twice_makes_a_line_of_an_error(file: Path) -> None:

@@ -16,12 +16,10 @@ from exportkit.errors import (
     DigestMismatchError,
     ExportkitError,
     FormatVersionError,
-    ManifestConsistencyError,
     ManifestSyntaxError,
     MissingLibraryError,
     NotAnArchiveError,
     NoTargetError,
-    SchemaChangedError,
     TorchVersionError,
     UnlistedRecordError,
 )
@@ -113,34 +111,5 @@ def test_a_bad_package_is_refused_before_anything_of_it_runs(
 def test_an_operator_that_no_library_gives_is_named(load: Load, file: Path, executed: list[str]) -> None:
     file.write_bytes(package(changed("libraries", [], runnable())))
     with pytest.raises(MissingLibraryError, match="toy::twice"):
-        load(file)
-    assert executed == []
-
-
-def test_an_operator_that_is_registered_with_another_schema_is_named_with_both(file: Path, executed: list[str]) -> None:
-    file.write_bytes(package(changed("libraries", [], runnable())))
-    library = torch.library.Library("toy", "DEF")
-    library.define("twice(Tensor x, int n=2) -> Tensor")
-    try:
-        with pytest.raises(SchemaChangedError, match=r"int n=2.*toy::twice\(Tensor x\)"):
-            exportkit.load(file)
-    finally:
-        library._destroy()
-    assert executed == []
-
-
-@pytest.mark.parametrize("fields", [["values", "class"], ["\ufb01", "fi"]], ids=["a parameter", "fields"])
-def test_names_that_python_refuses_are_refused_before_anything_runs(
-    load: Load, file: Path, executed: list[str], fields: list[str]
-) -> None:
-    whole = runnable()
-    if "class" in fields:
-        whole = changed("call.inputs.0.name", "class", changed("call.parameters.0.name", "class", whole))
-    else:
-        items = [{"type": "tensor", "index": 0}, {"type": "constant", "value": None}]
-        node = {"type": "namedtuple", "class_name": "P", "fields": fields, "items": items}
-        whole = changed("call.outputs.0.name", fields[0], changed("call.result", node, whole))
-    file.write_bytes(package(whole))
-    with pytest.raises(ManifestConsistencyError):
         load(file)
     assert executed == []

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import io
 import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,13 @@ from exportkit.cli import main
 from exportkit.errors import DigestMismatchError, ExportkitError, SignatureError, SignatureMissingError
 from exportkit.libraries import host_platform
 from exportkit.package.archive import PackageReader, write_package
-from exportkit.package.manifest import Manifest, Program
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust
 from exportkit.verify import replay
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.verify import verify
 from exportkit.verify.verify_worker import VerifyWorker
+from tests.adversarial.test_untrusted_programs import SAMPLES, packaged, replace_record
 from tests.package import samples
 from tests.package.c_library import build
 from tests.package.signers import Signer, signer, write_policy
@@ -50,7 +49,6 @@ __attribute__((constructor)) static void start(void) {
 """
 LIBRARY = f"exportkit/ops/{host_platform()}/libtoy_cpu.so"
 METADATA = samples.CODE.replace(".so", "_metadata.json")  # without it torch looks no further
-PROGRAM = "exportkit/program.pt2"
 
 Break = Callable[[Path, Signer], None]
 
@@ -113,22 +111,11 @@ def saved_program() -> bytes:
 
 def program(path: Path) -> Path:
     """A package of an ExportedProgram whose example inputs are a pickle that leaves the mark."""
-    bomb, forged = io.BytesIO(), io.BytesIO()
+    bomb, forged = io.BytesIO(), path.with_name("forged")
     torch.save(((Bomb(),), {}), bomb)
-    with zipfile.ZipFile(io.BytesIO(saved_program())) as source, zipfile.ZipFile(forged, "w") as copy:
-        names = source.namelist()
-        assert any("sample_inputs" in name for name in names)
-        for name in names:
-            copy.writestr(name, bomb.getvalue() if "sample_inputs" in name else source.read(name))
-    whole: Manifest = samples.manifest(
-        targets=(),
-        weights=(),
-        libraries=(),
-        operators=(),
-        program=Program(records={"forward": PROGRAM}, device="cpu", built_with_torch=str(torch.__version__)),
-    )
-    write_package(path, whole, {samples.CASE: samples.RECORDS[samples.CASE], PROGRAM: forged.getvalue()})
-    return path
+    forged.write_bytes(saved_program())
+    replace_record(forged, SAMPLES, lambda _: bomb.getvalue())
+    return packaged(forged, path)
 
 
 # --- what is wrong with it --------------------------------------------------------------------------------------------
@@ -226,7 +213,7 @@ def test_a_program_that_torch_wrote_is_not_unpickled_where_signatures_are_requir
 ) -> None:
     path, release = program(tmp_path / "program.pt2"), signer(tmp_path, "release")
     with PackageReader(path) as reader:
-        reader.extract(PROGRAM, tmp_path / "foreign.pt2")
+        reader.extract(samples.PROGRAM, tmp_path / "foreign.pt2")
     command = ["export", str(tmp_path / "foreign.pt2"), "-o", str(tmp_path / "out.pt2"), "--trust", "--json"]
     if asked_by == "a policy":
         unsigned(path, release)
@@ -300,6 +287,6 @@ def test_control_a_whole_package_is_executed(mark: Path, loud: dict[str, bytes],
 def test_control_a_program_is_unpickled(mark: Path, tmp_path: Path) -> None:
     path = program(tmp_path / "program.pt2")
     with PackageReader(path) as reader:
-        reader.extract(PROGRAM, tmp_path / "program")
+        reader.extract(samples.PROGRAM, tmp_path / "program")
     run_python(READ, tmp_path / "program", cwd=tmp_path)
     assert mark.exists()

@@ -18,7 +18,6 @@ import exportkit
 from exportkit.cli import main
 from exportkit.export.models.resolve import resolve
 from exportkit.package.archive import write_package
-from exportkit.package.manifest import Program
 from tests.package import samples
 
 Attack = Callable[[Path, str], None]
@@ -40,6 +39,7 @@ def save(path: Path) -> None:
 def replace_record(path: Path, name: str, edit: Callable[[bytes], bytes]) -> None:
     with zipfile.ZipFile(path) as archive:
         records = {each: archive.read(each) for each in archive.namelist()}
+    assert any(each.endswith(name) for each in records)
     with zipfile.ZipFile(path, "w") as archive:
         for each, content in records.items():
             archive.writestr(each, edit(content) if each.endswith(name) else content)
@@ -105,10 +105,8 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def packaged(program: Path, path: Path) -> Path:
     """A package that has the file as its program."""
-    record = "exportkit/program.pt2"
-    described = Program(records={"forward": record}, device="cpu", built_with_torch=str(torch.__version__))
-    manifest = samples.manifest(targets=(), weights=(), libraries=(), operators=(), program=described)
-    write_package(path, manifest, {samples.CASE: samples.RECORDS[samples.CASE], record: program.read_bytes()})
+    records = {samples.CASE: samples.RECORDS[samples.CASE], samples.PROGRAM: program.read_bytes()}
+    write_package(path, samples.program_manifest(str(torch.__version__)), records)
     return path
 
 

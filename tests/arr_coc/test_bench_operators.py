@@ -36,15 +36,16 @@ def changed(monkeypatch):
 
 
 def test_a_call_and_its_gradient_are_timed_beside_eager():
-    forward, backward = bench()
+    forward, backward = bench(dtype=torch.float16)
     assert (forward.direction, backward.direction) == ("forward", "backward")
+    assert forward.dtype == backward.dtype == "float16"
     assert [m.name for m in forward.measurements] == ["exportkit", "eager"]
     for row in (forward, backward):
         for measurement in row.measurements:
             assert measurement.call.count >= 5
             assert 0 < measurement.call.q1 <= measurement.call.median <= measurement.call.q3
             assert measurement.kernels is None
-            assert measurement.peak_bytes >= 1024 * 4
+            assert measurement.peak_bytes >= 1024 * 2
 
 
 def test_a_gradient_can_be_the_first_thing_that_is_timed(tmp_path):
@@ -68,9 +69,10 @@ def test_what_must_move_is_every_input_and_output_once():
     assert backward.moved_bytes == 2 * (3 * 1024 + 3) * 4 + 1024 * 4
 
 
-def test_a_wrong_result_is_refused_and_not_timed(changed, monkeypatch):
+@pytest.mark.parametrize("error", [0.01, float("nan")])
+def test_a_wrong_result_is_refused_and_not_timed(changed, monkeypatch, error):
     monkeypatch.setattr(operators, "measure", lambda *args: pytest.fail("timed"))
-    changed("opponent_balance", function=lambda *args: SPECS["opponent_balance"].wrapper(*args) + 0.01)
+    changed("opponent_balance", function=lambda *args: SPECS["opponent_balance"].wrapper(*args) + error)
     with pytest.raises(WrongResultError, match="forward at B1 N1024 in float32: 100"):
         bench()
 
@@ -83,12 +85,6 @@ def test_a_wrong_gradient_is_refused(changed):
     changed("opponent_balance", function=half)
     with pytest.raises(WrongResultError, match="gradient 0 is 0"):
         bench()
-
-
-def test_nan_is_no_right_result(changed):
-    changed("opponent_balance", function=lambda *args: SPECS["opponent_balance"].wrapper(*args) * float("nan"))
-    with pytest.raises(WrongResultError):
-        bench(directions=["forward"])
 
 
 def test_a_library_that_is_not_installed_or_computes_something_else_is_said(changed):
@@ -115,11 +111,6 @@ def test_a_library_that_is_not_installed_or_computes_something_else_is_said(chan
 def test_compile_is_an_alternative_forward_and_backward():
     for row in bench(against=["compile"], names=["opponent_balance"]):
         assert row.get("compile").call is not None, row.get("compile").note
-
-
-def test_another_dtype_can_be_asked_for():
-    (row,) = bench(dtype=torch.float16, directions=["forward"])
-    assert row.dtype == "float16"
 
 
 def test_an_unknown_operator_or_size_is_a_usage_error_that_lists_what_there_is():

@@ -74,6 +74,15 @@ def manifest(**changes: Any) -> m.Manifest:
     return msgspec.structs.replace(whole, **changes)
 
 
+PROGRAM = "exportkit/program.pt2"
+
+
+def program_manifest(built_with_torch: str = "2.13.0", **changes: Any) -> m.Manifest:
+    """What describes a program, PROGRAM, and no compiled code."""
+    program = m.Program(records={"forward": PROGRAM}, device="cpu", built_with_torch=built_with_torch)
+    return manifest(targets=(), weights=(), libraries=(), operators=(), program=program, **changes)
+
+
 SIDECAR_RECORDS: Mapping[str, bytes] = {CASE: RECORDS[CASE]}
 
 

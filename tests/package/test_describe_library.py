@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from exportkit.arr_coc import LIBRARIES
-from exportkit.errors import LibraryLoadError, NotAnOperatorLibraryError
+from exportkit.errors import ExportkitError, LibraryLoadError, NotAnOperatorLibraryError
 from exportkit.libraries import host_platform
 from exportkit.package.describe_library import describe_library, describe_with_needed
 from tests.fixtures import softpool_library
@@ -19,6 +19,7 @@ MINOR = ".".join(torch.__version__.split(".")[:2])
 HAS_CUDA = torch.version.cuda is not None
 
 
+ABORTS = "#include <stdlib.h>\n__attribute__((constructor)) static void start(void) { abort(); }"
 CALLS_CUDA = "extern void torch_c10_cuda_check_msg(void); void f(void) { torch_c10_cuda_check_msg(); }"
 
 
@@ -100,23 +101,25 @@ def test_a_shim_newer_than_2_11_asks_for_the_torch_that_is_here(tmp_path: Path) 
     assert (library.needs_torch, library.torch_bound) == (MINOR, None)
 
 
-def test_a_shim_that_this_torch_has_not(tmp_path: Path) -> None:
-    with pytest.raises(LibraryLoadError, match="undefined symbol: aoti_torch_of_the_future") as caught:
-        describe_library(build(tmp_path, calling("aoti_torch_of_the_future")))
-    assert "built for another torch" in (caught.value.hint or "")
+REFUSED = [
+    (calling("torch_of_the_future"), LibraryLoadError, "symbol: torch_of_the_future", "built for another torch"),
+    (calling("elsewhere"), LibraryLoadError, "undefined symbol: elsewhere", "defines elsewhere"),
+    (constructor("abort();"), LibraryLoadError, r"libtoy_cpu\.so .*SIGABRT", ""),
+    (constructor("exit(3);"), LibraryLoadError, r"libtoy_cpu\.so .*exited with status 3", ""),
+    (constructor('define("toy", "not a schema");'), LibraryLoadError, r"libtoy_cpu\.so .*SIG", ""),
+    (constructor(""), NotAnOperatorLibraryError, "defines no operator and adds no kernel", ""),
+    # One without registrations is not loaded at all.
+    (ABORTS, NotAnOperatorLibraryError, "registers no operators", ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("body", "named"),
-    [
-        ("abort();", "SIGABRT"),
-        ("exit(3);", "exited with status 3"),
-        ('define("toy", "not a schema");', "SIG"),
-    ],
-)
-def test_a_library_that_ends_its_process_is_named_and_ends_only_that(tmp_path: Path, body: str, named: str) -> None:
-    with pytest.raises(LibraryLoadError, match=rf"libtoy_cpu\.so .*{named}"):
-        describe_library(build(tmp_path, constructor(body)))
+@pytest.mark.parametrize(("source", "error", "said", "hint"), REFUSED, ids=[said for *_, said, _ in REFUSED])
+def test_a_library_that_cannot_be_described_is_named_and_ends_no_process_of_ours(
+    tmp_path: Path, source: str, error: type[ExportkitError], said: str, hint: str
+) -> None:
+    with pytest.raises(error, match=said) as caught:
+        describe_library(build(tmp_path, source))
+    assert hint in (caught.value.hint or "")
 
 
 def test_a_library_brings_those_that_its_runpath_finds_in_loading_order(tmp_path: Path) -> None:
@@ -159,23 +162,6 @@ def test_a_library_that_wants_another_library(tmp_path: Path) -> None:
     with pytest.raises(LibraryLoadError, match=r"libother\.so\.3: cannot open") as caught:
         describe_library(build(tmp_path, constructor(""), *flags))
     assert "libother.so.3" in (caught.value.hint or "")
-
-
-def test_an_undefined_symbol_of_somebody_else(tmp_path: Path) -> None:
-    with pytest.raises(LibraryLoadError, match="undefined symbol: elsewhere") as caught:
-        describe_library(build(tmp_path, calling("elsewhere")))
-    assert "defines elsewhere" in (caught.value.hint or "")
-
-
-def test_a_library_without_registrations_is_not_loaded_at_all(tmp_path: Path) -> None:
-    path = build(tmp_path, "#include <stdlib.h>\n__attribute__((constructor)) static void start(void) { abort(); }")
-    with pytest.raises(NotAnOperatorLibraryError, match="registers no operators"):
-        describe_library(path)
-
-
-def test_a_library_that_could_register_and_does_not(tmp_path: Path) -> None:
-    with pytest.raises(NotAnOperatorLibraryError, match="defines no operator and adds no kernel"):
-        describe_library(build(tmp_path, constructor("")))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

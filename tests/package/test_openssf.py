@@ -15,11 +15,10 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from exportkit.errors import SignatureError, SignatureMissingError
-from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.archive import write_package
 from exportkit.package.keys import read_public_key
 from exportkit.package.openssf import pre_authentication
 from exportkit.package.signing import sign_package
-from exportkit.package.trust import signature_info
 from tests.package import samples
 from tests.package.signers import Signer, package, signer
 from tests.package.test_signature import MAX_BYTES, signed_by
@@ -65,18 +64,6 @@ def signed_statement(document: Document, key: Signer, change: Callable[[Document
     return document
 
 
-@pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.name)
-def test_a_package_is_trusted_by_the_elliptic_curve_key_that_signed_it(tmp_path: Path, curve: Any) -> None:
-    key = signer(tmp_path, "release", curve=curve)
-    path = package(tmp_path)
-    sign_package(path, key.key)
-    assert signed_by(path, key.public) == [str(key.public)]
-    assert signed_by(path, key.public, signature=beside(path))
-    with PackageReader(path) as reader:
-        (info,) = signature_info(reader)
-    assert (info.path, info.key_ids) == (beside(path), (key.public_key.id,))
-
-
 @needs_tool
 @pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.name)
 def test_the_model_signing_tool_takes_our_bundles(tmp_path: Path, curve: Any) -> None:
@@ -101,20 +88,6 @@ def test_we_take_the_bundles_of_the_model_signing_tool(tmp_path: Path, curve: An
     package(tmp_path, version="2")
     with pytest.raises(SignatureError, match="signs another file"):
         signed_by(path, key.public)
-
-
-def test_a_bundle_by_another_key_names_both(signed: Path, release: Signer, tmp_path: Path) -> None:
-    stranger = signer(tmp_path, "stranger", curve=ec.SECP256R1())
-    with pytest.raises(SignatureMissingError) as caught:
-        signed_by(signed, stranger.public)
-    assert release.public_key.id in caught.value.message
-    assert stranger.public_key.id in caught.value.message
-
-
-def test_a_package_exchanged_after_it_was_signed(signed: Path, release: Signer, tmp_path: Path) -> None:
-    package(tmp_path, version="evil")
-    with pytest.raises(SignatureError, match="signs another file"):
-        signed_by(signed, release.public)
 
 
 def set_at(*path: Any) -> Callable[[Document], object]:
@@ -188,18 +161,12 @@ def test_a_statement_that_the_key_signed_about_something_else(
 
 NO_BUNDLES: dict[str, Callable[[bytes], bytes]] = {
     "nothing": lambda bundle: b"",
-    "null": lambda bundle: b"null",
     "a list": lambda bundle: b"[" + bundle + b"]",
-    "no UTF-8": lambda bundle: b"\xff" + bundle,
     "a byte order mark": lambda bundle: b"\xef\xbb\xbf" + bundle,
-    "another after it": lambda bundle: bundle + bundle,
     "half of it": lambda bundle: bundle[: len(bundle) // 2],
-    "all but its end": lambda bundle: bundle.rstrip()[:-1],
     "brackets": lambda bundle: b"[" * 1000,
     "a key twice": lambda bundle: bundle.replace(b"{", b'{"x": 1, "x": 1,', 1),
     "the same key twice within": lambda bundle: bundle.replace(b'"hint"', b'"hint": "", "hint"'),
-    "NaN": lambda bundle: bundle.replace(b"[]", b"[NaN]"),
-    "Infinity": lambda bundle: bundle.replace(b"[]", b"[-Infinity]"),
     "too deep": lambda bundle: bundle.replace(b"[]", b"[" * 16 + b"]" * 16),
     "a NUL": lambda bundle: bundle + b"\0",
 }

@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from exportkit.errors import DigestMismatchError, NotAnArchiveError, PackageError, UsageError
+from exportkit.errors import DigestMismatchError, NotAnArchiveError, UsageError
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.runtime.weights import mapped_weights
 from tests.package import samples, signers
@@ -182,37 +180,6 @@ def test_memory_that_is_gone_is_an_error_and_not_the_end(package: Path, tmp_path
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=60)
-@given(at=st.integers(0, 1 << 20), bit=st.integers(0, 7), cut=st.booleans())
-def test_a_damaged_package_is_refused_as_under_a_path(package: Path, at: int, bit: int, cut: bool) -> None:
-    content = bytearray(package.read_bytes())
-    at %= len(content)
-    content[at] ^= 1 << bit
-    content = content[:at] if cut else content
-    path = package.with_name("damaged.pt2")
-    path.write_bytes(content)
-
-    def refusal(source: Any) -> type[Exception]:
-        with pytest.raises(PackageError) as refused, PackageReader(source) as reader:
-            reader.verify()
-        return refused.type
-
-    assert refusal(content) is refusal(path) is refusal(io.BytesIO(content))
-
-
-@settings(max_examples=30)
-@given(st.lists(st.integers(1, 5000), min_size=1, max_size=8))
-def test_any_cutting_of_a_stream_gives_the_same_package(package: Path, sizes: list[int]) -> None:
-    content, answers, at = package.read_bytes(), [], 0
-    while at < len(content):
-        size = sizes[len(answers) % len(sizes)] * (1 + len(content) // 50000)
-        answers.append(content[at : at + size])
-        at += size
-    with PackageReader(Reads(*answers)) as one, PackageReader(ReadsInto(*answers)) as other:
-        assert one.sha256 == other.sha256
-        one.verify()
 
 
 def endless(package: Path) -> Reads:

@@ -68,11 +68,8 @@ def refused(path: Path, *keys: Path) -> str:
     return caught.value.message
 
 
-def test_without_a_policy_nothing_is_asked_for(path: Path) -> None:
-    assert trusted(path) == []
-
-
 def test_what_is_required_is_required_of_everyone(path: Path, system: Path, one: Signer) -> None:
+    assert trusted(path) == []
     write_policy(system, one.public)
     assert f"as the policy {system} requires" in refused(path)
     sign_package(path, one.key)
@@ -131,16 +128,6 @@ def test_without_a_home_in_the_environment_it_is_the_one_of_the_password_file(
     assert run_interpreter(DEMANDED, cwd=tmp_path, **environment) == f"the policy {user}\n"
 
 
-def test_a_policy_that_requires_nothing_changes_nothing(path: Path, system: Path, one: Signer) -> None:
-    write_policy(system, require_signature=False)
-    assert trusted(path) == []
-
-
-def test_the_users_policy_holds_where_the_system_has_none(path: Path, user: Path, one: Signer) -> None:
-    write_policy(user, one.public)
-    assert str(user) in refused(path)
-
-
 def test_no_user_and_no_argument_takes_anything_from_the_system(
     path: Path, system: Path, user: Path, one: Signer, two: Signer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -179,9 +166,6 @@ def test_the_environment_names_a_policy_in_place_of_the_users(
     assert trusted(path) == [str(two.public)]
     monkeypatch.setenv("EXPORTKIT_POLICY", "")
     assert str(user) in refused(path)
-
-
-def test_a_policy_that_the_environment_names_must_be_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPORTKIT_POLICY", "/nowhere/policy.json")
     with pytest.raises(PolicyError, match=r"/nowhere/policy\.json does not exist"):
         trusted(path)
@@ -266,7 +250,7 @@ def test_a_policy_that_cannot_be_honoured_stops_everything(
     assert "loads nothing until" in (caught.value.hint or "")
 
 
-def test_a_policy_that_others_may_change_stops_everything(path: Path, system: Path, one: Signer) -> None:
+def test_a_policy_or_a_key_that_others_may_change_stops_everything(path: Path, system: Path, one: Signer) -> None:
     write_policy(system, one.public)
     for mode in (0o666, 0o664, 0o646):
         system.chmod(mode)
@@ -278,10 +262,6 @@ def test_a_policy_that_others_may_change_stops_everything(path: Path, system: Pa
         trusted(path)
     system.parent.chmod(0o1777)  # as /tmp is: only its owner renames or removes what is in it
     refused(path)
-
-
-def test_a_key_that_others_may_change_stops_everything(path: Path, system: Path, one: Signer) -> None:
-    write_policy(system, one.public)
     one.public.chmod(0o666)
     with pytest.raises(PolicyError, match=r"one\.pem may be written to by other users"):
         trusted(path)

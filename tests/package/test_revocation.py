@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from exportkit.errors import (
     ManifestSyntaxError,
     PolicyError,
     RevokedError,
-    SignatureError,
     SignatureMissingError,
     UsageError,
 )
@@ -178,28 +176,6 @@ def test_a_key_has_one_id_however_it_is_written(path: Path, policy: Path, revoke
         named(policy, text)
         with pytest.raises(RevokedError):
             opened(path)
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to write a curve's parameters with")
-def test_a_key_with_its_curves_parameters_has_the_same_id_or_none(path: Path, revoked: Path, tmp_path: Path) -> None:
-    key = signer(tmp_path, "curved", curve=ec.SECP256R1())
-    explicit = tmp_path / "explicit.pem"
-    command = ["openssl", "pkey", "-pubin", "-in", str(key.public), "-ec_param_enc", "explicit", "-out", str(explicit)]
-    subprocess.run(command, check=True, capture_output=True)
-    assert explicit.read_text() != key.public.read_text()
-    assert read_public_key(explicit).id == key.public_key.id
-
-
-def test_a_signature_under_another_keys_name_is_no_way_around_a_list(
-    path: Path, policy: Path, revoked: Path, tmp_path: Path
-) -> None:
-    old, new = signer(tmp_path, "old"), signer(tmp_path, "new")
-    written = sign_package(path, old.key)
-    revoke(revoked, {old.public_key.id: ""}, {})
-    named(policy, old.public, new.public)
-    written.write_text(written.read_text().replace(old.public_key.id, new.public_key.id))
-    with pytest.raises(SignatureError, match="is not valid"):
-        opened(path)
 
 
 KEY = {"key_id": A_DIGEST, "reason": ""}

@@ -35,12 +35,6 @@ def test_the_state_of_sessions_may_be_there_and_is_left_out() -> None:
         match_state(ALL, given)
 
 
-@pytest.mark.parametrize("kept", ["head.weight", "tied.weight"])
-def test_one_of_tied_names_will_do(kept: str) -> None:
-    given = {name: kind for name, kind in STATE.items() if name == kept or "weight" not in name}
-    assert match_state(ALL, given)["head.weight"] == [kept]
-
-
 def test_all_that_is_wrong_is_said_at_once() -> None:
     wrong = {**STATE, "bias": ("float16", (4,)), "positions@12": KIND, "extra": KIND}
     for name in ("head.weight", "tied.weight", "unread"):

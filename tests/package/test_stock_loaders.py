@@ -29,32 +29,22 @@ def inputs() -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("target", ["model", "other"])
-def test_torchs_package_loader_takes_any_target(package: Path, target: str) -> None:
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(package), target, False, 1, -1)
-    given = inputs()
-    torch.testing.assert_close(loader.run(list(given)), tiny.Flat()(*given))
-
-
-def test_the_loader_does_not_mind_what_the_file_is_called(package: Path, tmp_path: Path) -> None:
+def test_torchs_loaders_take_any_target_by_its_name(package: Path, tmp_path: Path, target: str) -> None:
     renamed = tmp_path / "renamed by somebody.bin"
     renamed.write_bytes(package.read_bytes())
-    torch._C._aoti.AOTIModelPackageLoader(str(renamed), "model", False, 1, -1)
-
-
-def test_the_metadata_can_be_read_without_loading(package: Path) -> None:
-    metadata = torch._C._aoti.AOTIModelPackageLoader.load_metadata_from_package(str(package), "model")
+    given = inputs()
+    for path in (package, renamed):
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), target, False, 1, -1)
+        torch.testing.assert_close(loader.run(list(given)), tiny.Flat()(*given))
+    metadata = torch._C._aoti.AOTIModelPackageLoader.load_metadata_from_package(str(package), target)
     assert metadata["AOTI_DEVICE_KEY"] == "cpu"
+    model = torch._inductor.package.load_package(str(package), target)
+    torch.testing.assert_close(list(model(*given)), tiny.Flat()(*given))
 
 
 def test_aoti_load_package_takes_the_target_called_model(package: Path) -> None:
     given = inputs()
     torch.testing.assert_close(list(torch._inductor.aoti_load_package(str(package))(*given)), tiny.Flat()(*given))
-
-
-def test_load_package_takes_a_target_by_name(package: Path) -> None:
-    given = inputs()
-    model = torch._inductor.package.load_package(str(package), "other")
-    torch.testing.assert_close(list(model(*given)), tiny.Flat()(*given))
 
 
 def test_a_target_that_cannot_be_built_here_keeps_no_other_from_loading(package: Path, tmp_path: Path) -> None:

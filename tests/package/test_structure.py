@@ -108,24 +108,18 @@ def test_leaves_are_named_by_their_place():
     assert names(flatten(leaf, is_leaf)[0], "image") == ["image"]
 
 
-def test_indices_start_where_the_caller_says():
-    node, leaves = flatten([Leaf(), Leaf()], is_leaf, start=5)
+def test_indices_start_where_the_caller_says_and_a_named_tuple_has_one_class():
+    node, leaves = flatten(Boxes(Leaf(), Leaf()), is_leaf, start=5)
     assert [item.index for item in node.items] == [5, 6]
     assert len(leaves) == 2
-
-
-def test_what_torch_max_returns_is_a_named_tuple():
-    node, leaves = flatten(torch.max(torch.eye(2), 1), lambda v: isinstance(v, torch.Tensor))
-    assert names(node) == ["values", "indices"]
-    assert unflatten(node, leaves).indices is leaves[1]
-
-
-def test_a_named_tuple_comes_back_as_the_same_class_every_time():
     node, _ = flatten(Boxes(1, 2), is_leaf)
     assert type(unflatten(node, [])) is type(builder(node)([])) is named_tuple_class("Boxes", ("corners", "scores"))
 
 
-def test_subclasses_of_constants_and_dicts_become_plain():
+def test_results_of_torch_are_named_tuples_and_subclasses_become_plain():
+    node, leaves = flatten(torch.max(torch.eye(2), 1), lambda v: isinstance(v, torch.Tensor))
+    assert names(node) == ["values", "indices"]
+    assert unflatten(node, leaves).indices is leaves[1]
     kind = enum.Enum("Kind", {"A": "aa"}, type=str)
     value = unflatten(flatten(OrderedDict(kind=kind.A), is_leaf)[0], [])
     assert type(value) is dict
@@ -154,20 +148,13 @@ def test_what_a_manifest_cannot_hold_is_refused_with_its_place(value, message):
         flatten(value, is_leaf, where="parameter `x`")
 
 
-def test_a_value_that_contains_itself_is_refused():
+def test_a_value_without_an_end_and_leaves_of_one_name_or_too_few_are_refused():
     value: list = []
     value.append(value)
     with pytest.raises(UsageError, match=f"nested deeper than {MAX_DEPTH}"):
         flatten(value, is_leaf)
-
-
-def test_two_leaves_of_one_name_are_refused():
-    node, _ = flatten({"a.b": Leaf(), "a": {"b": Leaf()}}, is_leaf)
     with pytest.raises(UsageError, match=r"'a\.b'"):
-        names(node)
-
-
-def test_an_index_beyond_the_leaves_is_refused():
+        names(flatten({"a.b": Leaf(), "a": {"b": Leaf()}}, is_leaf)[0])
     with pytest.raises(ManifestConsistencyError, match="needs more than the 1 tensors given"):
         unflatten(SequenceNode(kind="list", items=(TensorNode(index=1),)), [Leaf()])
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from exportkit.package import manifest as m
 from exportkit.package.archive import write_package
+from tests.package import samples
 
 FLOAT32 = 7
 
@@ -65,19 +66,6 @@ def package(path: Path, content: bytes) -> Path:
         outputs=(m.TensorOutput(name="0", dtype="float32", shape=(4,), tolerance=m.OutputTolerance(rtol=0, atol=0)),),
         dimensions=(),
     )
-    manifest = m.Manifest(
-        format_version=m.FORMAT_VERSION,
-        name="written",
-        version="1",
-        methods=(m.PackagedMethod(name="forward", call=call, state=()),),
-        targets=(),
-        program=m.Program(records={"forward": "exportkit/program.pt2"}, device="cpu", built_with_torch="2.13.0"),
-        operators=(),
-        libraries=(),
-        cases=(),
-        source=m.Source(model=None, model_kwargs={}, dtype=None, seed=0, state_sha256="0" * 64),
-        provenance=m.Provenance(exportkit="0.1.0", torch="2.13.0", commit=None, dirty=None, tf32=False),
-        records=(),
-    )
-    write_package(path, manifest, {"exportkit/program.pt2": content})
+    methods = (m.PackagedMethod(name="forward", call=call, state=()),)
+    write_package(path, samples.program_manifest(methods=methods, cases=()), {samples.PROGRAM: content})
     return path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,66 +30,38 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return runpy.run_path("setup.py")
 
 
-@pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Puts GPUs of these capabilities into the machine."""
+EVERYTHING = "8.0;8.6;8.9;9.0+PTX;10.0;12.0"  # of a release, whatever GPU is here
+CHOICES: list[tuple[str | None, str | None, list[tuple[int, int]], tuple[str, bool] | str | None]] = [
+    (None, None, [], "torch sees no GPU; EXPORTKIT_CUDA=1 builds for others"),
+    (None, None, [(9, 0), (8, 0), (9, 0)], ("8.0;9.0", True)),
+    ("1", None, [], (EVERYTHING, True)),
+    ("1", None, [(8, 6)], (EVERYTHING, True)),
+    ("check", None, [], ("9.0", False)),  # compiled, and nothing of it installed
+    ("check", None, [(8, 0)], ("8.0", True)),
+    ("auto", "8.9+PTX", [(9, 0)], ("8.9+PTX", True)),
+    ("1", "8.9+PTX", [(9, 0)], ("8.9+PTX", True)),
+    ("check", "8.9+PTX", [(9, 0)], ("8.9+PTX", True)),
+    ("0", None, [(9, 0)], "EXPORTKIT_CUDA=0"),
+]
+"""EXPORTKIT_CUDA, TORCH_CUDA_ARCH_LIST and the GPUs; then the architectures and if they are installed, or why not."""
 
-    def put(*capabilities: tuple[int, int]) -> None:
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: capabilities[gpu])
 
-    return put
-
-
-def test_without_a_gpu_nvcc_is_not_used(setup: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("wanted", "named", "gpus", "expected"), CHOICES)
+def test_kernels_are_built_for_what_is_wanted_named_or_here(
+    setup: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: str | None,
+    named: str | None,
+    gpus: list[tuple[int, int]],
+    expected: tuple[str, bool] | str | None,
+) -> None:
+    for variable, value in (("EXPORTKIT_CUDA", wanted), ("TORCH_CUDA_ARCH_LIST", named)):
+        if value is not None:
+            monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: gpus[gpu])
     cuda, reason = setup["choose_cuda"]()
-    assert cuda is None
-    assert reason == "torch sees no GPU; EXPORTKIT_CUDA=1 builds for others"
-
-
-def test_kernels_are_built_for_the_gpus_that_are_here(setup: dict[str, Any], gpus: Callable[..., None]) -> None:
-    gpus((9, 0), (8, 0), (9, 0))
-    cuda, _ = setup["choose_cuda"]()
-    assert (cuda.architectures, cuda.installed) == ("8.0;9.0", True)
-
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_a_release_has_every_architecture_whatever_gpu_is_here(
-    count: int, setup: dict[str, Any], gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpus(*[(8, 6)] * count)
-    monkeypatch.setenv("EXPORTKIT_CUDA", "1")
-    cuda, _ = setup["choose_cuda"]()
-    assert (cuda.architectures, cuda.installed) == ("8.0;8.6;8.9;9.0+PTX;10.0;12.0", True)
-
-
-def test_the_tests_compile_the_cuda_sources_and_install_nothing_of_it(
-    setup: dict[str, Any], gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EXPORTKIT_CUDA", "check")
-    cuda, _ = setup["choose_cuda"]()
-    assert (cuda.architectures, cuda.installed) == ("9.0", False)
-    gpus((8, 0))
-    cuda, _ = setup["choose_cuda"]()
-    assert (cuda.architectures, cuda.installed) == ("8.0", True)
-
-
-@pytest.mark.parametrize("wanted", ["auto", "1", "check"])
-def test_architectures_that_are_named_take_the_place_of_others(
-    wanted: str, setup: dict[str, Any], gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpus((9, 0))
-    monkeypatch.setenv("EXPORTKIT_CUDA", wanted)
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.9+PTX")
-    assert setup["choose_cuda"]()[0].architectures == "8.9+PTX"
-
-
-def test_zero_builds_nothing_of_cuda(
-    setup: dict[str, Any], gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpus((9, 0))
-    monkeypatch.setenv("EXPORTKIT_CUDA", "0")
-    assert setup["choose_cuda"]() == (None, "EXPORTKIT_CUDA=0")
+    assert (reason if cuda is None else (cuda.architectures, cuda.installed)) == expected
 
 
 def test_without_nvcc_only_a_demand_for_it_stops_the_build(
@@ -100,9 +71,10 @@ def test_without_nvcc_only_a_demand_for_it_stops_the_build(
     for wanted in ("auto", "check"):
         monkeypatch.setenv("EXPORTKIT_CUDA", wanted)
         assert setup["choose_cuda"]()[0] is None
-    monkeypatch.setenv("EXPORTKIT_CUDA", "1")
-    with pytest.raises(SystemExit, match=r"EXPORTKIT_CUDA=1, but nvcc was not found"):
-        setup["choose_cuda"]()
+    for wanted, said in (("1", "EXPORTKIT_CUDA=1, but nvcc was not found"), ("yes", "0, 1, auto or check, got 'yes'")):
+        monkeypatch.setenv("EXPORTKIT_CUDA", wanted)
+        with pytest.raises(SystemExit, match=said):
+            setup["choose_cuda"]()
 
 
 OURS = Path(torch.__file__).parent
@@ -165,14 +137,6 @@ def test_an_in_place_build_says_that_the_torch_of_an_isolated_build_goes(
     assert f"-DEXPORTKIT_ABSOLUTE_RPATH={absolute}" in (tmp_path / "cmake.said").read_text()
     assert "install" in (tmp_path / "ninja.said").read_text()  # the runtime is built all the same
     assert ("--no-build-isolation" in capfd.readouterr().err) == (absolute == "OFF")
-
-
-def test_another_value_is_refused_with_those_that_are_allowed(
-    setup: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EXPORTKIT_CUDA", "yes")
-    with pytest.raises(SystemExit, match=r"EXPORTKIT_CUDA must be 0, 1, auto or check, got 'yes'"):
-        setup["choose_cuda"]()
 
 
 def test_the_runtime_is_built_for_other_torches_that_are_named(

@@ -80,31 +80,22 @@ def test_output_agrees_but_for_what_a_machine_decides(shown: list[str], printed:
     assert agrees(shown, printed) is expected
 
 
-def page(folder: Path, text: str) -> Document:
-    path = folder / "page.md"
-    path.write_text(text)
-    return Document(path)
-
-
-def test_a_command_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ("$ true\n$ echo so; exit 3\n$ true\n", "page.md:2: `echo so; exit 3` exited with 3\nso"),
+        ("$ echo 'open\n", "page.md:2: `echo 'open` exited with 2.*unexpected EOF"),
+        ("$ X=new && \\\n  echo is $X\nis old\n", "is new\n\nand the document shows\nis old"),
+    ],
+    ids=["fails", "cannot be read", "prints something else"],
+)
+def test_a_command_that_does_not_what_the_page_says_is_named(
+    block: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("tests.policy.documents.ROOT", tmp_path)
-    document = page(tmp_path, "<!-- run -->\n```console\n$ true\n$ echo so; exit 3\n$ true\n```\n")
-    with pytest.raises(AssertionError, match=r"page.md:2: `echo so; exit 3` exited with 3\nso"):
-        run(document, tmp_path, tmp_path)
-
-
-def test_a_command_that_bash_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tests.policy.documents.ROOT", tmp_path)
-    document = page(tmp_path, "<!-- run -->\n```console\n$ echo 'open\n```\n")
-    with pytest.raises(AssertionError, match=r"(?s)page.md:2: `echo 'open` exited with 2.*unexpected EOF"):
-        run(document, tmp_path, tmp_path)
-
-
-def test_output_that_differs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tests.policy.documents.ROOT", tmp_path)
-    document = page(tmp_path, "<!-- run -->\n```console\n$ X=new && \\\n  echo is $X\nis old\n```\n")
-    with pytest.raises(AssertionError, match=r"(?s)is new\n\nand the document shows\nis old"):
-        run(document, tmp_path, tmp_path)
+    (tmp_path / "page.md").write_text(f"<!-- run -->\n```console\n{block}```\n")
+    with pytest.raises(AssertionError, match=f"(?s){said}"):
+        run(Document(tmp_path / "page.md"), tmp_path, tmp_path)
 
 
 def test_every_document_that_runs_something_is_run():

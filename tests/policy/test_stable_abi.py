@@ -16,7 +16,6 @@ from exportkit.libraries import LIBRARY_DIR
 from exportkit.package import elf
 from exportkit.runtime.native import library_path
 from tests import built
-from tests.package.c_library import operator_library
 
 ROOT = Path(__file__).parents[2]
 # The operators, the reader, and the C++ runtime for this torch, with its program and the backend of Triton.
@@ -77,13 +76,6 @@ def test_the_installed_torch_has_every_shim_of_the_list():
     assert missing == []
 
 
-def test_a_library_that_somebody_else_built_so_is_held_to_the_same(tmp_path: Path):
-    library = elf.read_elf(operator_library(tmp_path, "f(Tensor x) -> Tensor"))
-    assert library.registers_operators
-    assert elf.is_stable(library.undefined)
-    assert library.torch_symbols <= elf.stable_abi()
-
-
 def test_the_reader_of_packages_needs_neither_torch_nor_python_nor_openssl():
     reader = elf.read_elf(LIBRARY_DIR / "libexportkit_package.so")
     assert not [name for name in reader.needed if not re.match(r"(lib(c|m|stdc\+\+|gcc_s)|ld-linux.*)\.so", name)]
@@ -126,19 +118,6 @@ def test_what_is_shipped_names_no_folder_of_the_build_and_runs_no_stack(path: Pa
         content = content.replace(found.encode(), b"")
     assert str(ROOT).encode() not in content
     assert str(Path(torch.__file__).parent).encode() not in content
-
-
-def test_the_list_of_symbols_is_sorted_and_says_what_it_is():
-    header, *symbols = (ROOT / "exportkit" / "package" / "stable_abi_2.11.txt").read_text().splitlines()
-    assert header.startswith("#")
-    assert symbols == sorted(set(symbols))
-    assert all(re.fullmatch(r"(aoti_)?torch_\w+", symbol) for symbol in symbols)
-
-
-def test_the_build_targets_the_oldest_torch_that_is_declared():
-    """The macro is what keeps an API newer than 2.11 out at compile time."""
-    assert 'TARGET_TORCH = "0x020b000000000000"' in (ROOT / "setup.py").read_text()
-    assert '"torch>=2.11"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_sources_of_operators_use_macros_that_the_headers_of_2_11_have():

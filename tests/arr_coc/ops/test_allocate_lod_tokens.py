@@ -90,13 +90,6 @@ def test_tokens_do_not_depend_on_the_device():
             assert torch.equal(ops.allocate_lod_tokens(scores.cuda(), 64, 400, gamma, total).cpu(), on_cpu)
 
 
-def test_only_what_full_patches_leave_goes_to_scores_of_zero(device: torch.device):
-    scores = torch.tensor([[1.0, 0.0, 0.001, 0.0, 0.0]], device=device)
-    assert ops.allocate_lod_tokens(scores, 0, 10, 1.0, 20).tolist() == [[10, 0, 10, 0, 0]]
-    assert ops.allocate_lod_tokens(scores, 0, 10, 1.0, 24).tolist() == [[10, 2, 10, 1, 1]]
-    assert ops.allocate_lod_tokens(scores, 0, 10, 1.0, 50).tolist() == [[10, 10, 10, 10, 10]]
-
-
 def test_the_largest_allotment_does_not_overflow(device: torch.device):
     scores = torch.tensor([[1.0, 1.0, 0.5, 2.0**-32]], device=device, dtype=torch.float64)
     high = (2**31 - 1) // 4

@@ -50,30 +50,3 @@ def test_autocast_holds_where_gradients_are_off():
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert muladd(a.bfloat16(), a, 1.0).dtype == torch.float32
         assert SPECS["muladd"].autocast == "widest"
-
-
-def test_a_trace_without_gradients_has_the_operator():
-    def function(a, b):
-        with torch.no_grad():
-            return muladd(a, b, 1.0)
-
-    example = (torch.ones(2), torch.ones(2))
-    for strict in (True, False):
-        program = torch.export.export(_Module(function), example, strict=strict)
-        targets = [str(node.target) for graph in _graphs(program.graph_module) for node in graph.nodes]
-        assert "arr_coc.muladd.default" in targets
-    compiled = torch.compile(function, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(*example), function(*example))
-
-
-class _Module(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, a, b):
-        return self.function(a, b)
-
-
-def _graphs(module):
-    return [part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule)]

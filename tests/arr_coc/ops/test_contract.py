@@ -56,6 +56,10 @@ VECTORISED += [
     "query_alignment",
     "query_alignment_grad",
     "relevance_scores",
+    "fused_texture",
+    "lab_to_rgb_grad",
+    "sobel_grad",
+    "texture_statistics",
 ]
 
 

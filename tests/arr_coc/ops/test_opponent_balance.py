@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from exportkit.arr_coc.ops import opponent_balance, opponent_balance_grad
+from exportkit.arr_coc.ops import opponent_balance
 from exportkit.arr_coc.ops.opponent_balance import opponent_balance_reference
 
 unit = st.floats(-0.5, 1.5, width=32)
@@ -24,13 +24,6 @@ def test_is_the_clamped_weighted_mean(scores, weights):
         three = np.stack([1 - scores[0] if inverted else scores[0], scores[1], scores[2]], -1)
         expected = [[np.average(three[b, n], weights=weights[b]) for n in range(4)] for b in range(2)]
         np.testing.assert_allclose(actual, np.clip(expected, 0, 1), atol=1e-12)
-
-
-@pytest.mark.parametrize("weights", [(0.3, 0.4, 0.3), (1.0, 1.0, 1.0), (30.0, 40.0, 30.0)])
-def test_equal_scores_keep_their_value_whatever_the_weights_sum_to(weights, device):
-    """Weights that sum to 1, divided by 3 once more, would cap every score at a third."""
-    x = torch.full((2, 3), 0.9, device=device)
-    torch.testing.assert_close(opponent_balance(x, x, x, torch.tensor(weights, device=device)), x)
 
 
 def test_weights_that_sum_to_zero_give_what_the_formula_gives(device):
@@ -53,26 +46,3 @@ def test_gradient_is_zero_where_clamped_and_whole_at_the_ends(function, device):
     weights = torch.tensor([1.0, 0.0, 0.0], device=device)
     (gradient,) = torch.autograd.grad(function(e, e.detach(), e.detach(), weights).sum(), e)
     assert gradient.tolist() == [[0, 1, 1, 1, 0]]
-
-
-def test_gradient_of_shared_weights_is_the_sum_of_the_samples_gradients(device):
-    e, s, a = torch.rand(3, 4, 3000, device=device, dtype=torch.float64)
-    shared = torch.tensor([0.3, 0.4, 0.3], device=device, dtype=torch.float64, requires_grad=True)
-    each = shared.detach().expand(4, 3).clone().requires_grad_()
-    upstream = torch.randn(4, 3000, device=device, dtype=torch.float64)
-    (whole,) = torch.autograd.grad(opponent_balance(e, s, a, shared), shared, upstream)
-    (parts,) = torch.autograd.grad(opponent_balance(e, s, a, each), each, upstream)
-    torch.testing.assert_close(whole, parts.sum(0))
-
-
-def test_gradient_of_weights_of_nothing_is_zero(device):
-    x = torch.rand(2, 0, device=device)
-    for weights in (torch.rand(3, device=device), torch.rand(2, 3, device=device)):
-        *_, gradient = opponent_balance_grad(x, x, x, x, weights, False, False, False, False, True)
-        assert torch.equal(gradient, torch.zeros_like(weights))
-
-
-def test_a_gradient_that_is_not_needed_is_not_computed(device):
-    x, w = torch.rand(2, 5, device=device), torch.rand(3, device=device)
-    shapes = [tuple(g.shape) for g in opponent_balance_grad(x, x, x, x, w, False, False, True, False, False)]
-    assert shapes == [(0,), (2, 5), (0,), (0,)]

@@ -100,36 +100,6 @@ def test_samples_of_every_size(
     assert_same_bits(select_patches(*arguments), separately(*arguments))
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
-def test_ties_go_to_the_lower_index_and_scores_keep_their_sign(dtype: torch.dtype, device: torch.device):
-    scores = torch.tensor([[0.0, -0.0, 1.0, -0.0, 1.0, torch.nan]], device=device, dtype=dtype)
-    features = torch.ones(1, 6, 2, device=device, dtype=dtype)
-    gated, indices, tokens, chosen, _ = select_patches(scores, features, 6, 2, 3)
-    assert indices.tolist() == [[2, 4, 0, 1, 3, 5]]
-    assert chosen.signbit()[0, :5].tolist() == [False, False, False, True, True]
-    assert gated.signbit()[0, :5, 0].tolist() == [False, False, False, True, True]
-    assert chosen[0, 5].isnan()
-    assert gated[0, 5].isnan().all()
-    assert tokens.tolist() == [[400, 400, 64, 64, 64, 64]]
-
-
-@pytest.mark.parametrize("total", [None, 9000])
-@pytest.mark.parametrize(("rows", "columns", "width"), [(14, 14, 65), (28, 28, 264), (130, 140, 8)])
-def test_a_sample_has_the_same_bits_alone_and_among_many(
-    rows: int, columns: int, width: int, total: int | None, device: torch.device
-):
-    scores = torch.rand(3, rows * columns, device=device)
-    features = torch.randn(3, rows * columns, width, device=device)
-    rest = 60, rows, columns, 64, 400, 2.2, total
-    together = select_patches(scores, features, *rest)
-    for b in range(3):
-        alone = select_patches(scores[b : b + 1].clone(), features[b : b + 1].clone(), *rest)
-        assert all(torch.equal(one[0], whole[b]) for one, whole in zip(alone, together))
-    many = select_patches(scores.repeat(50, 1), features.repeat(50, 1, 1), *rest)
-    for whole, repeated in zip(together, many):
-        assert torch.equal(repeated, whole.repeat(50, *[1] * (whole.dim() - 1)))
-
-
 def test_positions_are_the_centres_in_the_grid(device: torch.device):
     scores = torch.arange(6, 0, -1, device=device, dtype=torch.float32)[None]
     *_, positions = select_patches(scores, torch.ones(1, 6, 1, device=device), 6, 2, 3)

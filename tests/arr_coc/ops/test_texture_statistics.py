@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exportkit.arr_coc.ops import compute_salience, fused_texture, texture_statistics
+from exportkit.arr_coc.ops import fused_texture, texture_statistics
 
 
 def means_of_the_maps(rgb: torch.Tensor, patch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,54 +57,6 @@ def test_half_types_are_summed_in_float32(device: torch.device, dtype: torch.dty
         torch.testing.assert_close(actual, expected.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
 
 
-@pytest.mark.parametrize("offset", [1, 2, 3])
-@pytest.mark.parametrize("patch", [4, 14, 16])
-def test_a_start_that_is_not_aligned_for_vectors(device: torch.device, patch: int, offset: int):
-    shape = (2, 3, 2 * patch, 6 * patch)
-    buffer = torch.rand(torch.Size(shape).numel() + offset, device=device)
-    assert_means(buffer[offset:].view(shape), patch)
-
-
-def test_nan_stays_in_its_patch_but_for_the_gradients_beside(device: torch.device):
-    rgb = torch.rand(2, 3, 12, 12, device=device)
-    rgb[0, 1, 4, 5] = torch.nan  # on the upper border of patch (1, 1)
-    colours, edges = texture_statistics(rgb, 4)
-    assert colours[0, :, 1, 1].isnan().all()
-    assert colours.isnan().sum() == 3
-    assert edges[0, 0, 1, 1].isnan()
-    assert edges[0, 0, 0, 1].isnan()
-    assert edges.isnan().sum() == 2
-
-
-def test_a_batch_does_not_change_a_sample_where_it_fills_the_machine(device: torch.device):
-    """The kernel shares out the rows of a patch otherwise where there are many; the order of the sum stays."""
-    for patch in (14, 16, 32):
-        rgb = torch.rand(40, 3, 14 * patch, 14 * patch, device=device)
-        whole = texture_statistics(rgb, patch)
-        for index in (0, 39):
-            for a, e in zip(texture_statistics(rgb[index : index + 1], patch), whole):
-                assert torch.equal(a[0], e[index])
-
-
-def test_a_batch_does_not_change_a_sample_whose_patches_are_wide(device: torch.device):
-    """Patches of an odd width, a column a thread: wider than the threads that one of few samples would get."""
-    rgb = torch.rand(1024, 3, 65, 65, device=device)
-    whole = texture_statistics(rgb, 65)
-    for index in (0, 1023):
-        for a, e in zip(texture_statistics(rgb[index : index + 1], 65), whole):
-            assert torch.equal(a[0], e[index])
-
-
 @pytest.mark.parametrize("shape", [(65540, 3, 2, 2), (1, 3, 131080, 2)], ids=["many samples", "many rows"])
 def test_sizes_past_one_cuda_grid(device: torch.device, shape: tuple[int, ...]):
     assert_means(torch.rand(shape, device=device), 2)
-
-
-def test_it_serves_salience_as_the_maps_do(device: torch.device):
-    """Maps that repeat a patch's colour have the same salience of colours as the maps themselves."""
-    rgb, features = torch.rand(2, 3, 64, 96, device=device), torch.randn(2, 24, 8, device=device)
-    lab, sobel_x, sobel_y = fused_texture(rgb)
-    expected = compute_salience(features, lab, sobel_x, sobel_y, 16)
-    colours, edges = (m.repeat_interleave(16, 2).repeat_interleave(16, 3) for m in texture_statistics(rgb, 16))
-    flat = (edges.square() - 1e-8).clamp(min=0).sqrt()
-    torch.testing.assert_close(compute_salience(features, colours, flat, flat * 0, 16), expected, rtol=1e-4, atol=1e-5)

@@ -87,24 +87,6 @@ def test_scores_and_features_may_have_different_dtypes(device: torch.device):
     assert torch.equal(indices, expected_indices)
 
 
-def test_scores_get_no_gradient_and_features_that_of_their_rows(device: torch.device):
-    scores = torch.rand(2, 9, device=device, requires_grad=True)
-    features = torch.randn(2, 9, 4, device=device, requires_grad=True)
-    selected, indices = ops.top_k_patches(scores, features, 3)
-    selected.sum().backward()
-    assert scores.grad is None
-    assert torch.equal(features.grad, torch.zeros_like(features).scatter(1, indices[..., None].expand(-1, -1, 4), 1.0))
-
-
-def test_only_scores_need_a_gradient(device: torch.device):
-    """A gradient that nothing needs is not computed, and nothing fails for want of it."""
-    scores = torch.rand(2, 9, device=device, requires_grad=True)
-    selected, _ = ops.top_k_patches(scores, torch.randn(2, 9, 4, device=device), 3)
-    gated = (selected * 1 + scores[:, :3, None]).sum()
-    gated.backward()
-    assert scores.grad is not None
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(
     ("batch", "patches", "width", "k"),
@@ -129,21 +111,3 @@ def test_the_gradient_refuses_an_index_out_of_range():
         ops.top_k_patches_grad(torch.rand(1, 2, 3), torch.tensor([[0, 4]]), 4)
     with pytest.raises(RuntimeError, match=r"indices must be in \[0, 4\), got -1"):
         ops.top_k_patches_grad(torch.rand(1, 2, 3), torch.tensor([[-1, 0]]), 4)
-
-
-def test_k_of_the_smaller_of_a_constant_and_the_size_exports(device: torch.device):
-    """The model's call: k = min(K, N) stays symbolic, and one program serves both sides of it."""
-
-    class Attend(torch.nn.Module):
-        def forward(self, scores: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return ops.top_k_patches(scores, features, torch.sym_min(8, scores.shape[1]))
-
-    def inputs(patches: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.rand(2, patches, device=device), torch.randn(2, patches, 3, device=device)
-
-    dynamic = torch.export.Dim("n", min=2, max=4096)
-    program = torch.export.export(Attend(), inputs(20), dynamic_shapes=({1: dynamic}, {1: dynamic}))
-    for patches in (5, 8, 9, 196):
-        arguments = inputs(patches)
-        for actual, expected in zip(program.module()(*arguments), Attend()(*arguments)):
-            assert torch.equal(actual, expected)

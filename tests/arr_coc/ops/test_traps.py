@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
 
 from exportkit.arr_coc import ops
-from tests.arr_coc.model.model_cases import PIPELINE
 
 ROOT = Path(__file__).parents[3]
-PATCHES, WIDTH, PATCH = 6, 16, 16
-
-
-def inputs_of(name: str, batch: int, device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
-    """Random arguments of a pipeline operator: a batch of 32 x 48 images, which is 6 patches of 16."""
-
-    def rand(*shape: int) -> torch.Tensor:
-        return torch.rand(batch, *shape, device=device).to(dtype)
-
-    def features() -> torch.Tensor:
-        return torch.randn(batch, PATCHES, WIDTH, device=device).to(dtype)
-
-    arguments: dict[str, Callable[[], tuple[Any, ...]]] = {
-        "fused_texture": lambda: (rand(3, 32, 48),),
-        "compute_entropy": lambda: (features(),),
-        "compute_salience": lambda: (features(), rand(3, 32, 48) * 100, rand(1, 32, 48), rand(1, 32, 48), PATCH),
-        "query_alignment": lambda: (features(), torch.randn(batch, WIDTH, device=device).to(dtype)),
-        "opponent_balance": lambda: (rand(PATCHES), rand(PATCHES), rand(PATCHES), rand(3) + 0.1),
-    }
-    return arguments[name]()
-
-
-def run(name: str, arguments: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-    result = ops.SPECS[name].wrapper(*arguments)
-    return result if isinstance(result, tuple) else (result,)
 
 
 @pytest.mark.parametrize(("channel", "share"), [(0, 0.299), (1, 0.587), (2, 0.114)])
@@ -71,27 +42,6 @@ def test_lab_of_known_colours(rgb: tuple[float, ...], lab: tuple[float, ...], de
     torch.testing.assert_close(actual, expected, rtol=0, atol=0.05)
 
 
-# A bitonic network on a length that is no power of two; shared memory of 8 N bytes.
-@pytest.mark.parametrize("patches", [3, 196, 1000, 1023, 4097, 6145, 20000])
-def test_top_k_of_any_number_of_patches_is_the_true_top_k(patches: int, device: torch.device):
-    scores, features = torch.rand(2, patches, device=device), torch.rand(2, patches, 1, device=device)
-    expected = torch.sort(scores, dim=-1, descending=True, stable=True)
-    for k in {1, patches // 3, patches}:
-        selected, indices = ops.top_k_patches(scores, features, k)
-        assert torch.equal(indices, expected.indices[:, :k])
-        assert torch.equal(selected, features.gather(1, indices.unsqueeze(-1)))
-
-
-def test_200_of_the_196_patches_of_a_224_pixel_image_are_refused_by_kernel_and_fake(device: torch.device):
-    scores, features = torch.rand(1, 196, device=device), torch.rand(1, 196, 4, device=device)
-    with pytest.raises(RuntimeError, match="got k = 200 with N = 196"):
-        ops.top_k_patches(scores, features, 200)
-    with FakeTensorMode() as mode, pytest.raises(RuntimeError, match="got k = 200 with N = 196"):
-        ops.top_k_patches(mode.from_tensor(scores), mode.from_tensor(features), 200)
-    _, indices = ops.top_k_patches(scores, features, min(200, 196))
-    assert indices.dtype == torch.int64
-
-
 # Weights that sum to 1 divided by 3 again; entropy in nats.
 def test_the_best_scores_get_the_largest_budget(device: torch.device):
     best = torch.ones(2, 4, device=device)
@@ -116,30 +66,6 @@ def test_a_huge_score_gets_the_largest_budget(score: float, device: torch.device
     scores = torch.tensor([[score, -score, 0.5]], device=device)
     assert ops.allocate_lod_tokens(scores).tolist() == [[400, 64, 232]]
     assert ops.allocate_lod_tokens(scores, 64, 400, 1.0, 64 + 400 + 232).tolist() == [[400, 64, 232]]
-
-
-# fminf and fmaxf turn NaN into a number.
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("name", [n for n in PIPELINE if n not in ("top_k_patches", "allocate_lod_tokens")])
-def test_nan_stays_nan_in_its_own_sample(name: str, dtype: torch.dtype, device: torch.device):
-    arguments = inputs_of(name, 2, device, dtype)
-    clean = run(name, arguments)
-    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
-    for index in range(len(tensors)):
-        poisoned = [t.clone() for t in tensors]
-        poisoned[index][1].view(-1)[0] = torch.nan
-        results = run(name, (*poisoned, *arguments[len(tensors) :]))
-        assert any(result[1].isnan().any() for result in results), f"argument {index}: NaN was lost"
-        for result, expected in zip(results, clean):
-            assert torch.equal(result[0], expected[0])
-
-
-def test_nan_comes_last_and_gets_the_smallest_budget(device: torch.device):
-    """The two exceptions, which are the contract's."""
-    scores = torch.tensor([[torch.nan, -torch.inf, 0.5, 1.0]], device=device)
-    _, indices = ops.top_k_patches(scores, torch.rand(1, 4, 1, device=device), 4)
-    assert indices.tolist() == [[3, 2, 1, 0]]
-    assert ops.allocate_lod_tokens(scores).tolist() == [[64, 64, 232, 400]]
 
 
 # A second TORCH_LIBRARY for a namespace aborts; a fake registered twice silently replaces the first.

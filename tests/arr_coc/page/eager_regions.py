@@ -21,6 +21,7 @@ from exportkit.serve.protocol.datatypes import DATATYPES
 from exportkit.serve.protocol.http_request import BodyRules
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InferTiming, OutputTensor
 from tests.arr_coc.page.calls import region_call
+from tests.package import samples
 from tests.runtime import tiny
 from tests.serve.page.doubles import Model
 from tests.serve.page.sent_requests import DTYPES
@@ -55,20 +56,7 @@ def call_of(model: ARRCOC, *, tokens: bool) -> m.Call:
 
 def manifest(call: m.Call) -> m.Manifest:
     """A manifest with a call."""
-    return m.Manifest(
-        format_version=m.FORMAT_VERSION,
-        name="tiny",
-        version="1",
-        methods=tiny.forward(call),
-        targets=(tiny.target(),),
-        program=None,
-        operators=(),
-        libraries=(),
-        cases=(),
-        source=m.Source(model=None, model_kwargs={}, dtype=None, seed=0, state_sha256="0" * 64),
-        provenance=m.Provenance(exportkit="0", torch="0", commit=None, dirty=None, tf32=False),
-        records=(),
-    )
+    return samples.manifest(methods=tiny.forward(call), operators=(), libraries=(), cases=())
 
 
 @dataclass

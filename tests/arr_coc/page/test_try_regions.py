@@ -184,16 +184,6 @@ def test_features_are_read_whatever_gates_or_quantises_them(
         assert len(recorder.sent) == int(re.findall(r"(\d+) small requests", visited.text(".said"))[0]) + 1
 
 
-def test_pixels_reach_the_model_as_they_are(browser: Browser, eager_site: Site, recorder: Recorder):
-    with visit(browser, eager_site, "#/plain/1") as visited:
-        pixels, file = photograph(75, 50)
-        choose(visited, file)
-        ask(visited)
-        image = recorder.sent[-1]["image"]
-        cut = torch.from_numpy(pixels[:48, :64]).permute(2, 0, 1)[None].float() / 255  # whole patches
-        assert torch.equal(image, cut)
-
-
 def test_a_picture_is_fitted_into_what_the_model_takes(browser: Browser, eager_site: Site, recorder: Recorder):
     shapes = {(20, 10): (32, 64), (2000, 20): (32, 1024), (1100, 730): (496, 768)}
     with visit(browser, eager_site, "#/few/1") as visited:

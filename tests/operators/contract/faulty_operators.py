@@ -11,8 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exportkit.operators.contract.definition import checks
 from exportkit.operators.contract.operator_trial import Subject
 from exportkit.operators.contract.sample import Sample
+
+COMPILERS = {"compiles", "exports", "opcheck-dynamic"}
+WITHOUT_COMPILERS = [name for name in checks() if name not in COMPILERS]
+"""What the compiler finds is tested apart: it takes seconds for each operator."""
 
 _LIBRARY = torch.library.Library("faulty", "DEF")
 _ONE = "(Tensor x) -> Tensor"
@@ -71,11 +76,30 @@ class Fault:
     smallest: str | None
 
 
-def _subject(overload: torch._ops.OpOverload, reference: Callable[..., Any] | None = None) -> Subject:
-    return Subject(overload, matrices(), reference)
+def fault(
+    check: str,
+    smallest: str | None,
+    name: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any] | None = contiguous,
+    *,
+    reference: Callable[..., Any] | None = None,
+    schema: str = _ONE,
+    backward: Callable[..., Any] | None = None,
+    calls: tuple[Sample, ...] | None = None,
+) -> Fault:
+    """A fault of an operator that is registered under this name."""
+    overload = operator(name, kernel, fake, schema, backward)
+    return Fault(check, Subject(overload, matrices() if calls is None else calls, reference), smallest)
 
 
-# --- wrong shape only at odd sizes
+def dense(shape: torch.Size) -> list[int]:
+    """The strides of a tensor without gaps."""
+    steps, step = [], 1
+    for size in reversed(shape):
+        steps.insert(0, step)
+        step *= max(size, 1)
+    return steps
 
 
 def _halved(x: Tensor) -> Tensor:
@@ -94,14 +118,8 @@ EVEN = (Sample("(4, 6)", (torch.ones(4, 6),)), Sample("(2, 8)", (torch.ones(2, 8
 """Calls at which the lie about odd sizes does not show."""
 
 
-# --- dtype under autocast
-
-
 def _half_under_autocast(x: Tensor) -> Tensor:
     return doubled(x).bfloat16() if torch.is_autocast_enabled("cpu") else doubled(x)
-
-
-# --- hidden mutation, from the third column on
 
 
 def _mutating(x: Tensor) -> Tensor:
@@ -111,25 +129,13 @@ def _mutating(x: Tensor) -> Tensor:
     return result
 
 
-# --- an output that is the input
-
-
 def _aliasing(x: Tensor) -> Tensor:
     return x if x.dim() and x.shape[0] > 1 else x.clone()
 
 
-# --- strides that are taken for granted
-
-
 def _taking_strides_for_granted(x: Tensor) -> Tensor:
-    steps, step = [], 1
-    for size in reversed(x.shape):
-        steps.insert(0, step)
-        step *= max(size, 1)
-    return x.as_strided(x.shape, steps) * 2
+    return x.as_strided(x.shape, dense(x.shape)) * 2
 
-
-# --- one buffer for all threads
 
 _BUFFERS: dict[Any, Tensor] = {}
 
@@ -152,21 +158,13 @@ def _with_a_buffer_for_each_thread(x: Tensor) -> Tensor:
     return result
 
 
-# --- NaN
-
-
 def _laundering(x: Tensor) -> Tensor:
     return doubled(x).nan_to_num(posinf=torch.inf, neginf=-torch.inf)
-
-
-# --- rows that look at one another
 
 
 def _coupled(x: Tensor) -> Tensor:
     return doubled(x) + x.amax() if x.shape[0] > 2 else doubled(x)
 
-
-# --- a leak
 
 LEAKED: list[Tensor] = []
 
@@ -176,56 +174,30 @@ def _leaking(x: Tensor) -> Tensor:
     return doubled(x)
 
 
-# --- chance
-
-
 def _by_chance(x: Tensor) -> Tensor:
     return doubled(x) + torch.rand(()).to(x)
 
 
-def _call(name: str, rows: int, columns: int) -> str:
-    return f"torch.manual_seed(0)\ntorch.ops.faulty.{name}(torch.randn({rows}, {columns}))"
-
-
 TEN = {
-    "wrong shape only at odd sizes": Fault(
+    "wrong shape only at odd sizes": fault(
         "fake-shape",
-        Subject(operator("halved", _halved, _halved_rounding_up), EVEN),
-        _call("halved", 1, 1),
+        "torch.manual_seed(0)\ntorch.ops.faulty.halved(torch.randn(1, 1))",
+        "halved",
+        _halved,
+        _halved_rounding_up,
+        calls=EVEN,
     ),
-    "dtype under autocast": Fault(
-        "autocast",
-        _subject(operator("half_under_autocast", _half_under_autocast, contiguous)),
-        "torch.randn(1, 1)",
+    "dtype under autocast": fault("autocast", "torch.randn(1, 1)", "half_under_autocast", _half_under_autocast),
+    "hidden mutation": fault("mutation", "torch.randn(1, 3)", "mutating", _mutating),
+    "aliasing output": fault("aliasing", "torch.randn(2, 1)", "aliasing", _aliasing, torch.empty_like),
+    "stride assumption": fault(
+        "strides", "torch.randn(2, 1)[:1].expand((2, 1))", "taking_strides_for_granted", _taking_strides_for_granted
     ),
-    "hidden mutation": Fault(
-        "mutation",
-        _subject(operator("mutating", _mutating, contiguous)),
-        "torch.randn(1, 3)",
-    ),
-    "aliasing output": Fault(
-        "aliasing",
-        _subject(operator("aliasing", _aliasing, torch.empty_like)),
-        "torch.randn(2, 1)",
-    ),
-    "stride assumption": Fault(
-        "strides",
-        _subject(operator("taking_strides_for_granted", _taking_strides_for_granted, contiguous)),
-        "torch.randn(2, 1)[:1].expand((2, 1))",
-    ),
-    "race": Fault("threads", _subject(operator("racing", _racing, contiguous)), "torch.ops.faulty.racing("),
-    "NaN laundering": Fault(
-        "nan",
-        _subject(operator("laundering", _laundering, contiguous), doubled),
-        "torch.randn(1, 1)",
-    ),
-    "batch coupling": Fault("batch", _subject(operator("coupled", _coupled, contiguous)), "torch.randn(3, 1)"),
-    "leak": Fault("leak", _subject(operator("leaking", _leaking, contiguous)), "torch.randn(1, 1)"),
-    "non-determinism": Fault(
-        "determinism",
-        _subject(operator("by_chance", _by_chance, contiguous)),
-        "torch.randn(1, 1)",
-    ),
+    "race": fault("threads", "torch.ops.faulty.racing(", "racing", _racing),
+    "NaN laundering": fault("nan", "torch.randn(1, 1)", "laundering", _laundering, reference=doubled),
+    "batch coupling": fault("batch", "torch.randn(3, 1)", "coupled", _coupled),
+    "leak": fault("leak", "torch.randn(1, 1)", "leaking", _leaking),
+    "non-determinism": fault("determinism", "torch.randn(1, 1)", "by_chance", _by_chance),
 }
 """The ten faults of the contract's promise."""
 
@@ -274,12 +246,8 @@ def _half_backward(ctx: Any, grad: Tensor) -> Tensor:
 
 
 def _backward_for_dense_memory(ctx: Any, grad: Tensor) -> Tensor:
-    steps, step = [], 1
-    for size in reversed(grad.shape):
-        steps.insert(0, step)
-        step *= max(size, 1)
     try:
-        return grad.as_strided(grad.shape, steps) * 2
+        return grad.as_strided(grad.shape, dense(grad.shape)) * 2
     except RuntimeError:
         return grad * 2
 
@@ -343,84 +311,56 @@ MORE = {
     "half of a number": Fault(
         "float-parameter", _with_factor("half_a_number", _with_half_a_number), "torch.randn(1, 1), 0.5"
     ),
-    "no fake": Fault("fake-runs", _subject(operator("without_fake", doubled, None)), "torch.randn(1, 1)"),
-    "strides of the fake": Fault(
-        "fake-strides", _subject(operator("transposed", doubled, _transposed)), "torch.randn(2, 2)"
-    ),
-    "dtype of the fake": Fault(
-        "fake-dtype",
-        _subject(operator("wide", doubled, _wide)),
-        "torch.randn(1, 1, dtype=torch.float64)",
-    ),
-    "sizes fixed by the fake": Fault(
-        "exports", _subject(operator("constant_sizes", doubled, _constant_sizes)), "torch.tensor("
-    ),
-    "writing beside the elements": Fault(
-        "mutation", _subject(operator("writing_beside", _writing_beside, contiguous)), "torch.randn(1, 1)"
-    ),
-    "nothing is written": Fault(
+    "no fake": fault("fake-runs", "torch.randn(1, 1)", "without_fake", doubled, None),
+    "strides of the fake": fault("fake-strides", "torch.randn(2, 2)", "transposed", doubled, _transposed),
+    "dtype of the fake": fault("fake-dtype", "torch.randn(1, 1, dtype=torch.float64)", "wide", doubled, _wide),
+    "sizes fixed by the fake": fault("exports", "torch.tensor(", "constant_sizes", doubled, _constant_sizes),
+    "writing beside the elements": fault("mutation", "torch.randn(1, 1)", "writing_beside", _writing_beside),
+    "nothing is written": fault(
         "declared-mutation",
-        Subject(
-            operator("writing_nothing", _writing_nothing, lambda x, out: None, "(Tensor x, Tensor(a!) out) -> ()"),
-            _two(),
-        ),
         "torch.tensor(",
+        "writing_nothing",
+        _writing_nothing,
+        lambda x, out: None,
+        schema="(Tensor x, Tensor(a!) out) -> ()",
+        calls=_two(),
     ),
-    "an input is held": Fault("kept-inputs", _subject(operator("holding", _holding, contiguous)), "torch.randn(1, 1)"),
-    "an infinity is clamped": Fault(
-        "infinity", _subject(operator("infinite", _infinite, contiguous), doubled), "torch.randn(1, 1)"
+    "an input is held": fault("kept-inputs", "torch.randn(1, 1)", "holding", _holding),
+    "an infinity is clamped": fault("infinity", "torch.randn(1, 1)", "infinite", _infinite, reference=doubled),
+    "another reference": fault(
+        "reference", "torch.randn(1, 1)", "of_another_reference", doubled, reference=lambda x: x * 3
     ),
-    "another reference": Fault(
-        "reference",
-        _subject(operator("of_another_reference", doubled, contiguous), lambda x: x * 3),
-        "torch.randn(1, 1)",
-    ),
-    "strides of the first argument": Fault(
+    "strides of the first argument": fault(
         "strides",
-        Subject(
-            operator(
-                "strides_of_the_first",
-                _add_taking_strides_of_the_first,
-                _alike,
-                "(Tensor x, Tensor y) -> Tensor",
-            ),
-            _two(),
-        ),
         ".repeat_interleave",
+        "strides_of_the_first",
+        _add_taking_strides_of_the_first,
+        _alike,
+        schema="(Tensor x, Tensor y) -> Tensor",
+        calls=_two(),
     ),
-    "gradient": Fault(
-        "gradcheck",
-        _subject(operator("wrong_gradient", doubled, contiguous, backward=_wrong_backward)),
-        "torch.randn(1, 1, dtype=torch.float64)",
+    "gradient": fault(
+        "gradcheck", "torch.randn(1, 1, dtype=torch.float64)", "wrong_gradient", doubled, backward=_wrong_backward
     ),
-    "dtype of the gradient": Fault(
-        "gradient-form",
-        _subject(operator("half_gradient", doubled, contiguous, backward=_half_backward)),
-        "torch.randn(1, 1, dtype=torch.float64)",
+    "dtype of the gradient": fault(
+        "gradient-form", "torch.randn(1, 1, dtype=torch.float64)", "half_gradient", doubled, backward=_half_backward
     ),
-    "strides of the incoming gradient": Fault(
-        "gradient-strides",
-        _subject(operator("dense_gradient", doubled, contiguous, backward=_backward_for_dense_memory)),
-        "torch.randn(2, 1)",
+    "strides of the incoming gradient": fault(
+        "gradient-strides", "torch.randn(2, 1)", "dense_gradient", doubled, backward=_backward_for_dense_memory
     ),
-    "the fake refuses alone": Fault(
-        "refuses-alike", _subject(operator("matrices_only", doubled, _of_matrices_only)), "torch.tensor("
+    "the fake refuses alone": fault("refuses-alike", "torch.tensor(", "matrices_only", doubled, _of_matrices_only),
+    "the kernel refuses alone": fault("refuses-alike", "torch.tensor(", "refusing", _refusing),
+    "an empty tensor": fault(
+        "empty", "torch.empty(", "not_filled", _not_filled, calls=tuple(c for c in matrices() if c.args[0].numel())
     ),
-    "the kernel refuses alone": Fault(
-        "refuses-alike", _subject(operator("refusing", _refusing, contiguous)), "torch.tensor("
-    ),
-    "an empty tensor": Fault(
-        "empty",
-        Subject(operator("not_filled", _not_filled, contiguous), tuple(c for c in matrices() if c.args[0].numel())),
-        "torch.empty(",
-    ),
-    "a number that export fixes": Fault(
+    "a number that export fixes": fault(
         "schema",
-        Subject(
-            operator("int_size", lambda x, k: doubled(x), lambda x, k: contiguous(x), "(Tensor x, int k) -> Tensor"),
-            tuple(Sample(call.label, (*call.args, 1)) for call in matrices()),
-        ),
         None,
+        "int_size",
+        lambda x, k: doubled(x),
+        lambda x, k: contiguous(x),
+        schema="(Tensor x, int k) -> Tensor",
+        calls=tuple(Sample(call.label, (*call.args, 1)) for call in matrices()),
     ),
 }
 """Lies that the other checks are for."""
@@ -437,6 +377,6 @@ HONEST = {
     ),
     "shape": Subject(operator("halved_honest", _halved, _halved_fake), EVEN),
     "double": Subject(operator("doubled", doubled, contiguous, backward=_double_backward), matrices(), doubled),
-    "buffer of its thread": _subject(operator("own_buffer", _with_a_buffer_for_each_thread, contiguous)),
+    "buffer of its thread": Subject(operator("own_buffer", _with_a_buffer_for_each_thread, contiguous), matrices()),
 }
 """Operators that keep every promise, near the faulty ones."""

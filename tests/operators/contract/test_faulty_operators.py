@@ -9,15 +9,10 @@ import torch
 
 from exportkit.errors import UsageError
 from exportkit.operators.contract.check import check_operator
-from exportkit.operators.contract.definition import checks
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.operator_trial import Subject
 from exportkit.operators.contract.sample import Sample
-from tests.operators.contract.faulty_operators import HELD, HONEST, LEAKED, MORE, TEN, Fault
-
-COMPILERS = {"compiles", "exports", "opcheck-dynamic"}
-WITHOUT_COMPILERS = [name for name in checks() if name not in COMPILERS]
-"""What the compiler finds is tested apart: it takes seconds for each operator."""
+from tests.operators.contract.faulty_operators import HELD, HONEST, LEAKED, MORE, TEN, WITHOUT_COMPILERS, Fault
 
 MAY_RAISE = {"refuses-alike", "empty", "gradcheck"}
 """Checks whose code raises the error that it shows."""

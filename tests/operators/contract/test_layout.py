@@ -198,6 +198,7 @@ def test_what_is_not_a_layout_is_refused_where_it_is_written(text: str):
         ({"inputs": {"x": "B", "m": "y.B"}}, "names 'y', which is not one of its inputs: x, m"),
         ({"inputs": {"x": "B"}, "least": {"N": 1}}, "a rule for 'N', which is not a size"),
         ({"inputs": {"x": "B"}, "derived": {"N": ("it", "2")}}, "a rule for 'N', which is not a size"),
+        ({"numbers": {"k": "at least 2"}}, "is not a rule for k"),
     ],
 )
 def test_a_mistake_is_refused_where_it_is_written(wrong: dict[str, Any], message: str):
@@ -208,11 +209,6 @@ def test_a_mistake_is_refused_where_it_is_written(wrong: dict[str, Any], message
 def test_a_result_with_an_unknown_size_is_refused():
     with pytest.raises(ValueError, match="op: the layout names 'N', which is neither a size nor an argument"):
         Layout({"x": "B"}, outputs=["N"]).fake("op", {"x": torch.empty(2)})
-
-
-def test_a_rule_for_a_number_that_cannot_be_read_is_refused_where_it_is_written():
-    with pytest.raises(ValueError, match="is not a rule for k"):
-        Layout(numbers={"k": "at least 2"})
 
 
 def test_every_rule_of_a_layout_is_broken_once():

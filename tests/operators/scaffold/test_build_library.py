@@ -113,11 +113,6 @@ def test_a_setup_that_fails_is_an_error_that_says_why(setup: str, said: str, tmp
         build_folder(tmp_path)
 
 
-def test_a_folder_without_setup_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ops", "build", str(tmp_path)]) == 2
-    assert "has no setup.py" in capsys.readouterr().err
-
-
 def test_a_build_that_is_killed_leaves_no_compiler_and_nothing_that_waits(toy: Path) -> None:
     (toy / "build" / "compile.sh").write_text('echo $$ > "$1.pid"\nexec sleep 600\n')
     code = "import sys; from pathlib import Path; from exportkit.operators.scaffold.build_library import build_folder; "
@@ -145,9 +140,10 @@ def _runs(process: Path) -> bool:
         return False
 
 
-def test_json_excludes_what_prints_text(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ops", "build", str(package), "--json", "--watch"]) == 2
-    assert "Leave one out" in capsys.readouterr().out
+def test_what_means_nothing_is_a_usage_error(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, said in (([package, "--json", "--watch"], "Leave one out"), ([tmp_path], "has no setup.py")):
+        assert main(["ops", "build", *map(str, arguments)]) == 2
+        assert said in "".join(capsys.readouterr())
 
 
 def test_changes_are_those_of_sources(tmp_path: Path) -> None:

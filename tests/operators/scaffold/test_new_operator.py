@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -58,17 +59,11 @@ def test_a_package_is_written_whole(folder: Path, capsys: pytest.CaptureFixture[
         "their_ops/leaky.py",
     }
     assert not [path for path, text in written.items() if "$op" in text or "$package" in text or "${op}" in text]
+    needing = {path for path, text in written.items() if re.search("(import|from) exportkit", text)}
+    assert needing == {"leaky_model.py", "tests/test_leaky.py"}  # the package itself depends on torch alone
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == f"Next: cd {folder / 'their_ops'} && exportkit ops build && pytest"
     assert set(out.splitlines()[:-1]) == {str(folder / "their_ops" / path) for path in written}
-
-
-def test_the_package_depends_on_torch_alone(folder: Path) -> None:
-    main(["ops", "new", "leaky", "--package", "their_ops"])
-    written = files(folder / "their_ops")
-    assert [path for path, text in written.items() if "import exportkit" in text or "from exportkit" in text] == [
-        path for path in written if path.endswith("_model.py") or path.startswith("tests/test_")
-    ]
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
@@ -157,28 +152,30 @@ def test_a_name_that_is_no_plain_identifier_is_refused(name: str, capsys: pytest
     assert "cannot be the name of a package" in refused(capsys, "leaky", "--package", name or "_")
 
 
-@pytest.mark.parametrize("name", ["torch", "ops", "name", "check_floating", "float"])
-def test_a_name_that_the_written_code_uses_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"an operator cannot be called {name!r}" in refused(capsys, name, "--package", "their_ops")
+HIDING = {
+    "aten": "torch has the namespace",
+    "higher_order": "torch has the namespace",
+    "double": "means something else",
+    "index": "means something else",
+    "json": "Python has a module of that name",
+    "pytest": "or remove that package: pip uninstall pytest",
+    "exportkit": "Python has a module of that name",
+    "tests": "means the package's tests",
+}
+USED = ("torch", "ops", "name", "check_floating", "float")
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "package", "why"),
     [
-        ("aten", "torch has the namespace"),
-        ("higher_order", "torch has the namespace"),
-        ("double", "means something else"),
-        ("index", "means something else"),
-        ("json", "Python has a module of that name"),
-        ("pytest", "or remove that package: pip uninstall pytest"),
-        ("exportkit", "Python has a module of that name"),
-        ("tests", "means the package's tests"),
+        *((name, "their_ops", f"an operator cannot be called {name!r}") for name in USED),
+        *(("leaky", package, why) for package, why in HIDING.items()),
     ],
 )
-def test_a_package_that_would_hide_something_is_refused(
-    name: str, why: str, capsys: pytest.CaptureFixture[str]
+def test_a_name_that_the_written_code_uses_or_that_would_hide_something_is_refused(
+    name: str, package: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert why in refused(capsys, "leaky", "--package", name)
+    assert why in refused(capsys, name, "--package", package)
 
 
 def test_an_existing_file_is_never_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,12 +191,9 @@ def test_an_existing_file_is_never_overwritten(folder: Path, capsys: pytest.Capt
     assert "csrc/other.cu" in refused(capsys, "other", "--package", "their_ops")
 
 
-def test_without_a_package_there_must_be_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "has no package with operators" in refused(capsys, "leaky")
-
-
-def test_in_a_checkout_of_exportkit_it_says_what_to_copy(
+def test_without_a_package_there_must_be_one_and_a_checkout_says_what_to_copy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert "has no package with operators" in refused(capsys, "leaky")
     monkeypatch.chdir(ROOT / "docs" / "adr")
     assert f"copy the one that {ROOT / 'CONTRIBUTING.md'} names" in refused(capsys, "leaky")
