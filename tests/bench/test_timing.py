@@ -69,7 +69,8 @@ def test_short_calls_are_timed_several_at_a_time_and_alternatives_as_many():
 
     def call(name, seconds):
         counts[name] += 1
-        time.sleep(seconds)
+        if seconds:  # even a sleep of none lets others run
+            time.sleep(seconds)
 
     def alternatives(*chosen):
         return [Alternative(name, name, [lambda name=name, s=s: call(name, s)]) for name, s in chosen]

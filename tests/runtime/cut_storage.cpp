@@ -7,11 +7,12 @@
 
 int main(int, char** argv) {
   const exportkit::Model model = exportkit::Model::open(argv[1]);
-  const auto inputs = model.recorded_case(0).calls[0].inputs;
-  at::Tensor cut = inputs.at(0).clone();
+  auto inputs = model.recorded_case(0).calls[0].inputs;
+  at::Tensor& cut = inputs.at(0);
+  cut = cut.clone();
   cut.storage().unsafeGetStorageImpl()->set_nbytes(cut.nbytes() - 1);
   try {
-    model.run({cut});
+    model.run(inputs);
   } catch (const exportkit::Error& error) {
     return error.message().find("of its storage") == std::string::npos;
   }

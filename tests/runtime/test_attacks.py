@@ -140,7 +140,7 @@ def test_prune_takes_only_what_loads_leave_in_a_cache(home):
 @as_root
 @pytest.mark.parametrize(
     ("owner", "group", "mode"),
-    [(0, STRANGER, 0o2775), (STRANGER, STRANGER, 0o755), (STRANGER, STRANGER, 0o1777), (0, 0, 0o777)],
+    [(0, STRANGER, 0o2775), (STRANGER, STRANGER, 0o755), (STRANGER, STRANGER, 0o1777)],
 )
 def test_a_cache_below_a_folder_that_others_may_write_to_is_not_used(
     code_package, monkeypatch, tmp_path, owner, group, mode

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -128,43 +129,37 @@ def test_a_model_on_the_cpu_has_no_cuda_graphs(tiny_package):
         exportkit_run.load(tiny_package, "--cuda-graphs")
 
 
-def recorded_wrongly() -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+Tensors = list[torch.Tensor]
+
+
+def recorded_wrongly() -> list[tuple[Tensors, Tensors]]:
     """Calls of the meeting model with every kind of answer beside the right one."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(4, 8, generator=generator).clamp(max=0.9)
     x[:, 5], x[:, 6] = 0.95, 0.95005  # within the tolerance of each other
     rows = torch.rand(4, 8, 2, generator=generator)
 
-    def changed(output: int, change: Callable[[torch.Tensor], None]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        outputs = [tensor.clone() for tensor in meeting.answer(x, rows)]
-        change(outputs[output])
+    right = meeting.answer(x, rows)
+
+    def changed(output: int, at: tuple[Any, ...], value: float | torch.Tensor) -> tuple[Tensors, Tensors]:
+        outputs = [tensor.clone() for tensor in right]
+        outputs[output][at] = value
         return [x, rows], outputs
 
-    def put(value: float, *at: int) -> Callable[[torch.Tensor], None]:
-        return lambda tensor: tensor.__setitem__(at, value)
-
-    def add(value: float, *at: int) -> Callable[[torch.Tensor], None]:
-        return lambda tensor: tensor.__setitem__(at, tensor[at] + value)
-
-    def swap(tensor: torch.Tensor) -> None:
-        tensor[1, 0], tensor[1, 1] = int(tensor[1, 1]), int(tensor[1, 0])
-
-    def swap_far(tensor: torch.Tensor) -> None:
-        tensor[1, 0], tensor[1, 2] = int(tensor[1, 2]), int(tensor[1, 0])
-
+    nan, inf = float("nan"), float("inf")
     return [
-        changed(0, lambda tensor: None),
-        *(changed(0, put(value, 2, 3)) for value in (float("nan"), float("inf"), float("-inf"))),
-        *(changed(0, add(value, 1, 1)) for value in (9e-5, -9e-5, 2e-3, 1.0)),
-        changed(1, put(float("nan"), 0, 0)),
-        changed(2, swap),
-        changed(2, swap_far),
-        changed(2, put(7, 0, 2)),
-        changed(3, add(1.0, 0, 0, 0)),
+        ([x, rows], right),
+        *(changed(0, (2, 3), value) for value in (nan, inf, -inf)),
+        *(changed(0, (1, 1), right[0][1, 1] + step) for step in (9e-5, -9e-5, 2e-3, 1.0)),
+        changed(1, (0, 0), nan),
+        changed(2, (1, [0, 1]), right[2][1, [1, 0]]),
+        changed(2, (1, [0, 2]), right[2][1, [2, 0]]),
+        changed(2, (0, 2), 7),
+        changed(3, (0, 0, 0), right[3][0, 0, 0] + 1),
     ]
 
 
-def check_judged_alike(package: Path, cases: Sequence[tuple[list[torch.Tensor], list[torch.Tensor]]]) -> list[bool]:
+def check_judged_alike(package: Path, cases: Sequence[tuple[Tensors, Tensors]]) -> list[bool]:
     """Judges the calls of a package in both languages; returns which agree."""
     answer = exportkit_run.run(package)
     assert answer.code == 1

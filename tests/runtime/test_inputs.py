@@ -265,16 +265,16 @@ def test_a_value_of_another_structure_is_refused(plan, query, message):
 
 
 def test_lists_and_tuples_are_told_apart():
-    def plan_of(kind: str) -> InputPlan:
+    def pair_in(kind: Literal["list", "tuple"]) -> InputPlan:
         items = (m.TensorNode(index=0), m.ConstantNode(value=1))
         return plan_of(m.SequenceNode(kind=kind, items=items), tensor(shape=(2,)), name="pair")
 
     x = torch.randn(2)
-    assert plan_of("list").prepare(([x, 1],), {}) == plan_of("tuple").prepare(((x, 1),), {}) == [x]
+    assert pair_in("list").prepare(([x, 1],), {}) == pair_in("tuple").prepare(((x, 1),), {}) == [x]
     with pytest.raises(InputError, match="`pair` must be a list of 2, got tuple"):
-        plan_of("list").prepare(((x, 1),), {})
+        pair_in("list").prepare(((x, 1),), {})
     with pytest.raises(InputError, match="`pair` must be a tuple of 2, got one of 3"):
-        plan_of("tuple").prepare(((x, 1, 1),), {})
+        pair_in("tuple").prepare(((x, 1, 1),), {})
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------

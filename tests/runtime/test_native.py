@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,20 +26,11 @@ from exportkit.runtime.runner import ContainerRunner
 from tests.artifacts import artifact
 from tests.package import c_library
 from tests.runtime import exportkit_run, tiny, ways
-from tests.runtime.isolation import leaves
+from tests.runtime.isolation import equal, leaves
 
 
 def runner_of(model: exportkit.Model) -> object:
     return model._code.runners["forward"]
-
-
-def joined(thread: threading.Thread) -> None:
-    thread.join(timeout=600)
-    assert not thread.is_alive()
-
-
-def same(one: object, other: object) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(leaves(one), leaves(other), strict=True))
 
 
 def guests(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,36 +112,29 @@ def meeting_model(meeting_package: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield model
 
 
-def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
-    """Starts a call whose result, or error, is put into the list."""
-    results: list[object] = []
-
-    def work() -> None:
-        try:
-            results.append(call())
-        except Exception as error:
-            results.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    return thread, results
+def doubled(call: Future[dict[str, torch.Tensor]], inputs: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    """Whether a call ends, and answers rightly."""
+    return torch.equal(call.result(timeout=600)["doubled"], inputs[0] * 2)
 
 
-def test_python_goes_on_while_a_model_runs(meeting_model):
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as threads:
+        yield threads
+
+
+def test_python_goes_on_while_a_model_runs(meeting_model, pool):
     inputs = guests(2)
-    thread, results = in_thread(lambda: meeting_model(*inputs))
+    call = pool.submit(meeting_model, *inputs)
     # The model waits in its operator for this call, which needs the GIL to begin.
     torch.ops.meeting.meet(inputs[0])
-    joined(thread)
-    assert torch.equal(results[0]["doubled"], inputs[0] * 2)
+    assert doubled(call, inputs)
 
 
-def test_as_many_calls_run_at_a_time_as_there_are_runners(meeting_model):
+def test_as_many_calls_run_at_a_time_as_there_are_runners(meeting_model, pool):
     inputs = guests(2)
-    pair = [in_thread(lambda: meeting_model(*inputs)) for _ in range(2)]
-    for thread, results in pair:
-        joined(thread)
-        assert torch.equal(results[0]["doubled"], inputs[0] * 2)
+    pair = [pool.submit(meeting_model, *inputs) for _ in range(2)]
+    assert all(doubled(call, inputs) for call in pair)
 
 
 @pytest.mark.skipif(
@@ -163,17 +147,16 @@ def test_a_failure_in_an_operator_is_an_error_and_the_model_goes_on(meeting_mode
     assert torch.equal(meeting_model(*inputs)["doubled"], inputs[0] * 2)
 
 
-def test_a_call_that_has_begun_finishes_on_a_model_that_is_closed(meeting_model):
+def test_a_call_that_has_begun_finishes_on_a_model_that_is_closed(meeting_model, pool):
     inputs = guests(2)
-    thread, results = in_thread(lambda: meeting_model(*inputs))
-    while torch.ops.meeting.waiting() == 0 and thread.is_alive():
+    call = pool.submit(meeting_model, *inputs)
+    while torch.ops.meeting.waiting() == 0 and not call.done():
         time.sleep(0.001)
     meeting_model.close()
     with pytest.raises(ModelClosedError):
         meeting_model(*inputs)
     torch.ops.meeting.meet(inputs[0])
-    joined(thread)
-    assert torch.equal(results[0]["doubled"], inputs[0] * 2)
+    assert doubled(call, inputs)
 
 
 def test_a_handle_of_a_closed_model_is_refused(tiny_package, monkeypatch):
@@ -279,7 +262,7 @@ def test_a_call_runs_on_the_callers_current_stream(runtime, monkeypatch):
                 tensor.copy_(value)
             outputs = model(*late, **case.kwargs)
         stream.synchronize()
-        assert same(outputs, expected)
+        assert equal(outputs, expected)
 
 
 @pytest.mark.cuda

@@ -113,12 +113,8 @@ def test_one_package_has_targets_of_both_platforms_and_each_host_takes_its_best(
         arm(name="sve", cpu_isa="armv8.2-a+dotprod+sve+bf16"),
         cuda(name="grace", platform="linux-aarch64", cpu_isa="armv8-a"),
     ]
-    assert [choice.target.name for choice in survey(targets, "auto", GRACE_HOST).fitting] == [
-        "grace",
-        "sve",
-        "dot",
-        "neon",
-    ]
+    fitting = survey(targets, "auto", GRACE_HOST).fitting
+    assert [choice.target.name for choice in fitting] == ["grace", "sve", "dot", "neon"]
     assert pick(targets, "auto", ALTRA_HOST).target.name == "dot"
     assert pick(targets, "auto", ALTRA_HOST._replace(cpu_isa="armv8-a")).target.name == "neon"
     assert pick(targets, "auto", H200_HOST).target.name == "gpu"
@@ -233,11 +229,8 @@ def test_code_for_one_architecture_is_chosen_on_no_other(architecture, capabilit
 def test_a_survey_has_every_target_once_the_best_first():
     targets = [cpu(name="v3"), cuda(), cpu(name="arm", platform="linux-aarch64"), cpu(name="v4", cpu_isa="x86-64-v4")]
     found = survey(targets, "auto", H200_HOST)
-    assert [(choice.target.name, choice.device) for choice in found.fitting] == [
-        ("cuda", "cuda:0"),
-        ("v4", "cpu"),
-        ("v3", "cpu"),
-    ]
+    fitting = [(choice.target.name, choice.device) for choice in found.fitting]
+    assert fitting == [("cuda", "cuda:0"), ("v4", "cpu"), ("v3", "cpu")]
     assert found.rejected == {"arm": "it is for linux-aarch64, this is linux-x86_64"}
     assert pick(targets, "auto", H200_HOST) == found.fitting[0]
 
@@ -256,12 +249,8 @@ def test_a_target_is_found_by_its_name():
 def test_gpus_are_looked_for_only_where_a_target_might_run_there(monkeypatch):
     asked = []
     monkeypatch.setattr("exportkit.runtime.targets.host", lambda with_cuda: asked.append(with_cuda))
-    for targets, device in (
-        ([cpu()], "auto"),
-        ([cpu(), cuda()], "cpu"),
-        ([cpu(), cuda()], "auto"),
-        ([cuda()], "cuda:1"),
-    ):
+    both = [cpu(), cuda()]
+    for targets, device in (([cpu()], "auto"), (both, "cpu"), (both, "auto"), ([cuda()], "cuda:1")):
         host_for(targets, device)
     assert asked == [False, False, True, True]
 
