@@ -131,7 +131,7 @@ def predicted(path: Path, other: Other) -> str | None:
     with PackageReader(path) as reader:
         manifest = reader.manifest
     host = targets.host(with_cuda=False)._replace(torch=other.torch)
-    if all(targets.rejection(target, "cpu", 0, host) for target in manifest.targets):
+    if not targets.survey(manifest.targets, "cpu", host).fitting:
         return "NoTargetError"
     if any(targets.library_rejection(library, other.torch) for library in manifest.libraries):
         return "TorchVersionError"
