@@ -116,16 +116,12 @@ def test_what_comes_before_a_call_is_not_timed_and_precedes_each():
         ({}, "has several methods"),
         ({"method": "encode"}, "has no method encode"),
         ({"sequence": True, "sizes": ["batch=9,n=1"]}, "out of its range"),
+        ({"path": ROOT / "tests" / "golden" / "format-1-cpu.pt2", "sequence": True, "against": []}, "has no state"),
     ],
 )
 def test_what_cannot_be_timed_is_refused(decoder, options, message):
     with pytest.raises(UsageError, match=message):
-        bench(decoder, **options)
-
-
-def test_a_package_without_state_has_no_sequence():
-    with pytest.raises(UsageError, match="has no state"):
-        bench(ROOT / "tests" / "golden" / "format-1-cpu.pt2", sequence=True, against=[])
+        bench(**{"path": decoder, **options})
 
 
 def test_method_and_sequence_exclude_each_other(decoder, capsys):

@@ -53,9 +53,6 @@ def test_a_child_has_torch_and_no_other_module_of_the_caller() -> None:
         *("tests", "tests.child", "tests.child.facts_worker"),
     }
     assert not {"pytest", "hypothesis"} & modules
-
-
-def test_a_child_without_torch_has_none() -> None:
     assert not [name for name in facts().modules if name.partition(".")[0] == "torch"]
 
 

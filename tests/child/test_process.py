@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from exportkit.child.child_client import ChildClient, ChildEndedError
+from exportkit.child.child_client import ChildClient
 from exportkit.child.messages import Failed, decode, encode
 from exportkit.child.probe import Probe, Registrations, registrations
 from exportkit.child.process import ChildProcess, describe_end
 from exportkit.errors import HostError, LibraryLoadError, NoTargetError
-from tests.runtime.isolation import eventually, runs
-from tests.subprocesses import ROOT
 
 PROBE = "exportkit.child.probe_worker"
 
@@ -28,37 +25,6 @@ def test_a_child_that_takes_no_command_is_ended_in_time() -> None:
         with pytest.raises(TimeoutError):
             child.ask(Probe(("x" * (8 << 20),)), Registrations, timeout=0.2)
         assert not child.alive
-
-
-def test_a_parent_that_is_killed_takes_its_child_along(tmp_path: Path) -> None:
-    code = f"""
-import time
-from exportkit.child.child_client import ChildClient
-child = ChildClient({PROBE!r}, search_path="installed")
-print(child._process.pid, flush=True)
-time.sleep(600)
-"""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert parent.stdout is not None
-    with parent.stdout:
-        pid = int(parent.stdout.readline())
-    assert runs(pid)
-    parent.kill()
-    parent.wait()
-    assert eventually(lambda: not runs(pid))
-
-
-def test_a_child_that_is_killed_is_reported_with_its_signal() -> None:
-    with ChildClient(PROBE, search_path="installed") as child:
-        os.kill(child._process.pid, signal.SIGKILL)
-        with pytest.raises(ChildEndedError) as error:
-            child.ask(Probe("x"), Registrations)
-    assert error.value.status == -signal.SIGKILL
 
 
 def test_without_an_interpreter_there_is_no_child(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.artifacts import ROOT
 
 _SCRIPT = """
@@ -23,24 +25,18 @@ sys.exit(end_at_once(3))
 """
 
 
-def run(before: str) -> tuple[int, list[str]]:
-    """Runs the script, and returns its exit code and what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT.format(before=before)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+TORCH = "sys.modules['torch'] = sys"
+THREAD = "threading.Thread(target=lambda: (time.sleep(0.5), print('worked'))).start()"
+WHOLE = ["printed", "registered", "taken apart"]
+
+
+@pytest.mark.parametrize(
+    ("before", "printed"),
+    [(TORCH, ["printed", "registered"]), ("", WHOLE), (f"{TORCH}; {THREAD}", [*WHOLE, "worked"])],
+    ids=["torch ends at once", "without torch as Python does", "a thread is waited for"],
+)
+def test_a_process_ends(before: str, printed: list[str]) -> None:
+    command = [sys.executable, "-c", _SCRIPT.format(before=before)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert not done.stderr
-    return done.returncode, done.stdout.split("\n")[:-1]
-
-
-def test_a_process_that_has_torch_ends_at_once() -> None:
-    assert run("sys.modules['torch'] = sys") == (3, ["printed", "registered"])
-
-
-def test_a_process_without_torch_ends_as_python_does() -> None:
-    assert run("") == (3, ["printed", "registered", "taken apart"])
-
-
-def test_a_thread_is_waited_for() -> None:
-    thread = "threading.Thread(target=lambda: (time.sleep(0.5), print('worked'))).start()"
-    code, printed = run(f"sys.modules['torch'] = sys; {thread}")
-    assert (code, sorted(printed)) == (3, ["printed", "registered", "taken apart", "worked"])
+    assert (done.returncode, sorted(done.stdout.split("\n")[:-1])) == (3, printed)

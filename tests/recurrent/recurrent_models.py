@@ -67,27 +67,20 @@ class Options:
         if not self.batched:
             dimensions = ["length"]
         dynamic: dict[str, dict[int, str]] = {"x": dict(enumerate(f"{name}[1:64]" for name in dimensions))}
-        model = WithStates(self.layer()) if self.states else Alone(self.layer())
         if self.states and self.batched:
             dynamic |= {key: {1: "batch[1:64]"} for key in (("h", "c") if self.kind == "lstm" else ("h",))}
-        return ExportSpec(model, tuple(self.inputs(3 if self.batched else 1, 7)), dynamic_shapes=dynamic)
+        inputs = tuple(self.inputs(3 if self.batched else 1, 7))
+        return ExportSpec(OneLayer(self.layer()), inputs, dynamic_shapes=dynamic)
 
 
-class Alone(nn.Module):
-    """A layer without states."""
+class OneLayer(nn.Module):
+    """A layer, which may be given its states: `h`, and `c` for an LSTM."""
 
     def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Tensor) -> Any:
-        return self.layer(x)
-
-
-class WithStates(Alone):
-    """A layer that is given its states: `c` for an LSTM."""
-
-    def forward(self, x: Tensor, h: Tensor, c: Tensor | None = None) -> Any:  # type: ignore[override]
+    def forward(self, x: Tensor, h: Tensor | None = None, c: Tensor | None = None) -> Any:
         return self.layer(x, h if c is None else (h, c))
 
 

@@ -46,14 +46,9 @@ def c_library() -> c_interface.Library:
 
 
 @pytest.fixture(scope="module")
-def c_model(
-    c_library: c_interface.Library, tiny_package: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[c_interface.Model]:
+def c_model(c_library: c_interface.Library, tiny_package: Path) -> Iterator[c_interface.Model]:
     """The small package, opened through the C interface."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EXPORTKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        opened = c_library.open(tiny_package)
-    with opened:
+    with c_library.open(tiny_package) as opened:
         yield opened
 
 

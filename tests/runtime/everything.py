@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from exportkit.package import manifest as m
 from exportkit.serve.protocol.datatypes import DATATYPES
 from tests.runtime import tiny
 
@@ -33,21 +32,8 @@ def write(path: Path) -> Path:
     batch = torch.export.Dim("batch", min=0, max=64)
     inputs = example(3)
     files = tiny.compiled(Everything(), tuple(inputs), {"tensors": tuple({0: batch} for _ in inputs)})
-    shapes = [(m.Size(dimension="batch"), *tensor.shape[1:]) for tensor in inputs]
-    nodes = [m.TensorNode(index=place) for place in range(len(inputs))]
-    exact = m.OutputTolerance(rtol=0.0, atol=0.0)
-    call = m.Call(
-        parameters=tuple(
-            m.Parameter(name=f"of_{dtype}", kind="positional", value=node) for dtype, node in zip(DATATYPES, nodes)
-        ),
-        inputs=tuple(
-            m.TensorInput(name=f"of_{d}", dtype=d, shape=shape, written=None) for d, shape in zip(DATATYPES, shapes)
-        ),
-        result=m.SequenceNode(kind="list", items=tuple(nodes)),
-        outputs=tuple(
-            m.TensorOutput(name=str(place), dtype=dtype, shape=shape, tolerance=exact)
-            for place, (dtype, shape) in enumerate(zip(DATATYPES, shapes))
-        ),
-        dimensions=(m.Dimension(name="batch", min=0, max=64),),
-    )
+    described = {
+        f"of_{dtype}": (dtype, (tiny.BATCH, *tensor.shape[1:])) for dtype, tensor in zip(DATATYPES, inputs, strict=True)
+    }
+    call = tiny.tensors_call(described, list(described.values()), batch=(0, 64))
     return tiny.write(path, files, call=call)

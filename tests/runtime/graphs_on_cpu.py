@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,13 @@ RUNTIME = ROOT / "csrc" / "runtime"
 TORCH = Path(torch.__file__).parent
 INCLUDES = [f"-I{ROOT / 'csrc'}", f"-I{RUNTIME / 'include'}", "-isystem", TORCH / "include"]
 INCLUDES += ["-isystem", TORCH / "include/torch/csrc/api/include", "-DAT_PER_OPERATOR_HEADERS"]
+
+
+def program(path: Path, *sources: Path, flags: Sequence[str | Path] = ("-O1",)) -> Path:
+    """Compiles a program of the runtime's parts."""
+    command = ["g++", "-std=c++20", "-Wall", "-Wextra", "-Werror", *INCLUDES, *sources, f"-L{TORCH / 'lib'}", *flags]
+    command += ["-lc10", "-ldl", "-pthread", f"-Wl,-rpath,{TORCH / 'lib'}", "-Wl,--allow-shlib-undefined"]
+    return compile_once(path, command)
 
 
 @functools.cache

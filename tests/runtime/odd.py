@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from exportkit.package import manifest as m
 from tests.runtime import tiny
 
 INPUTS = {"x": ("float32", (4, 3)), "number": ("float16", ()), "nothing": ("int32", (2, 0))}
@@ -29,13 +28,4 @@ class Odd(torch.nn.Module):
 def write(path: Path) -> Path:
     """A package of the model."""
     example = tuple(torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in INPUTS.values())
-    exact = m.OutputTolerance(rtol=0.0, atol=0.0)
-    nodes = [m.TensorNode(index=index) for index in range(len(OUTPUTS))]
-    call = m.Call(
-        parameters=tuple(m.Parameter(name=n, kind="positional", value=node) for n, node in zip(INPUTS, nodes)),
-        inputs=tuple(m.TensorInput(name=n, dtype=d, shape=s, written=None) for n, (d, s) in INPUTS.items()),
-        result=m.MappingNode(keys=tuple(OUTPUTS), items=tuple(nodes)),
-        outputs=tuple(m.TensorOutput(name=n, dtype=d, shape=s, tolerance=exact) for n, (d, s) in OUTPUTS.items()),
-        dimensions=(),
-    )
-    return tiny.write(path, tiny.compiled(Odd(), example, None), call=call)
+    return tiny.write(path, tiny.compiled(Odd(), example, None), call=tiny.tensors_call(INPUTS, OUTPUTS))

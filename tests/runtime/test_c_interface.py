@@ -11,9 +11,9 @@ import torch
 
 import exportkit
 from tests.artifacts import artifact
-from tests.export.weights_models import Weighted
 from tests.runtime import c_interface, c_structures, odd, tiny
 from tests.runtime.c_interface import raw_view, view
+from tests.runtime.fine_tunes import X, eager, save, state
 from tests.serve.engine import rows
 
 FLOAT32 = (2, 32, 1)
@@ -43,20 +43,6 @@ def test_arrays_of_numpy_go_in_and_come_out_without_a_copy(c_model, arrays):
         torch.testing.assert_close(torch.from_numpy(array), wanted)
     for array, was in zip(arrays, before, strict=True):
         np.testing.assert_array_equal(array, was)
-
-
-def test_outputs_outlive_the_model_and_are_inputs_of_another_call(c_library, tiny_package, arrays):
-    opened = c_library.open(tiny_package)
-    _, doubled, _ = opened.run(*map(view, arrays))
-    again = opened.run(doubled.view, *map(view, arrays[1:]))
-    opened.close()
-    torch.testing.assert_close(torch.from_dlpack(again[1]), 4 * torch.from_numpy(arrays[0]))
-
-
-def test_a_view_without_strides_is_contiguous(c_model, arrays):
-    views = [view(array, strides=False) for array in arrays]
-    for output, wanted in zip(c_model.run(*views), expected(arrays)):
-        torch.testing.assert_close(torch.from_dlpack(output), wanted)
 
 
 def test_any_strides_give_the_same_numbers_or_are_refused_in_a_sentence(c_model, arrays):
@@ -217,10 +203,8 @@ def test_outputs_never_refer_to_the_memory_of_inputs(c_library, odd_package):
 
 
 @pytest.mark.cuda
-def test_a_cuda_model_takes_memory_of_its_device_on_a_stream_and_memory_of_the_host(c_library):
-    x = torch.linspace(-1, 1, 48).reshape(3, 16)
-    with torch.no_grad():
-        answer = Weighted(0).eval()(x)
+def test_a_cuda_model_takes_memory_of_its_device_on_a_stream_and_memory_of_the_host(c_library, tmp_path):
+    x, answer = X, eager(0)
     with c_library.open(artifact("weighted-cuda"), device=b"cuda:0") as model:
         model.replay(0)
         (on_host,) = model.run(view(x.numpy()), flags=c_interface.HOST_TENSORS)
@@ -238,3 +222,6 @@ def test_a_cuda_model_takes_memory_of_its_device_on_a_stream_and_memory_of_the_h
         assert (error.code, "`x` must be on cuda:0, where the model is; got one on cpu" in error.message) == (201, True)
         error = c_interface.refused(model, raw_view(x.data_ptr(), FLOAT32, x.shape, device=(c_interface.CUDA, 0)))
         assert (error.code, "`x` cannot be read on cuda:0" in error.message) == (201, True)
+        model.swap_weights(save(tmp_path / "new", state(1)))
+        (swapped,) = model.run(view(x.numpy()), flags=c_interface.HOST_TENSORS)
+        torch.testing.assert_close(torch.from_dlpack(swapped), eager(1), rtol=1e-4, atol=1e-5)

@@ -8,18 +8,16 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from exportkit.runtime.native import library_path
 from tests.artifacts import ROOT, artifact
-from tests.export.weights_models import Weighted
 from tests.runtime import c_interface, c_structures
 from tests.runtime.c_interface import Refused, view
 from tests.runtime.c_structures import Tensor
+from tests.runtime.fine_tunes import X, eager, save, state
 from tests.runtime.threads import beside
 from tests.serve.engine import rows
 
@@ -169,9 +167,10 @@ def test_warnings_go_to_the_caller(c_library, tiny_package, monkeypatch):
 # --- cases and weights ------------------------------------------------------------------------------------------------
 
 
-def test_recorded_cases_are_read_run_and_replayed(c_model):
+def test_recorded_cases_are_read_run_and_replayed(c_library, c_model):
     for index in range(2):
         c_model.replay(index)
+        c_library.call("synchronize", c_model.handle, None)
         inputs, outputs = c_model.read_case(index)
         for output, wanted in zip(c_model.run(*(tensor.view for tensor in inputs)), outputs, strict=True):
             torch.testing.assert_close(torch.from_dlpack(output), torch.from_dlpack(wanted))
@@ -191,22 +190,14 @@ def test_a_case_that_differs_is_an_error_that_says_where_and_by_how_much(c_libra
         assert "next" not in caught.value.message
 
 
-def save_state(path: Path, seed: int) -> Path:
-    state = {name: tensor.detach().clone().contiguous() for name, tensor in Weighted(seed).state_dict().items()}
-    save_file(state, path)
-    return path
-
-
 def test_calls_of_threads_have_old_weights_or_new_ones_and_finish_before_a_close(c_library, tmp_path):
-    x = torch.linspace(-1, 1, 48).reshape(3, 16)
-    with torch.no_grad():
-        answers = [Weighted(seed).eval()(x) for seed in (0, 1)]
+    answers = [eager(seed) for seed in (0, 1)]
     model = c_library.open(artifact("weighted"), runners=2)
     seen = threading.Event(), threading.Event()  # a call with the old weights, one with the new ones
 
     def go_on() -> None:
         while True:
-            (got,) = map(torch.from_dlpack, model.run(view(x.numpy())))
+            (got,) = map(torch.from_dlpack, model.run(view(X.numpy())))
             which = [torch.allclose(got, answer, atol=1e-5) for answer in answers]
             assert sum(which) == 1
             seen[which.index(True)].set()
@@ -217,7 +208,7 @@ def test_calls_of_threads_have_old_weights_or_new_ones_and_finish_before_a_close
 
     with beside(call, range(3)):
         assert seen[0].wait(timeout=600)
-        model.swap_weights(save_state(tmp_path / "new", 1))
+        model.swap_weights(save(tmp_path / "new", state(1)))
         assert seen[1].wait(timeout=600)
         model.close()
 

@@ -8,14 +8,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import exportkit
 from exportkit.package import manifest as m
 from tests.artifacts import artifact
 from tests.runtime import c_interface, c_structures, tiny
-from tests.runtime.c_interface import OWN_STREAM, Refused, view
+from tests.runtime.c_interface import Refused, view
 
 USAGE = 200
 
@@ -135,8 +134,3 @@ def test_a_number_of_threads_that_is_none_is_refused(c_library, tiny_package, th
     with pytest.raises(Refused) as error:
         c_library.open(tiny_package, threads=threads)
     assert (error.value.code, error.value.message) == (USAGE, f"threads must be from 0 to 4096, got {threads}")
-
-
-def test_on_a_cpu_a_stream_of_the_threads_own_changes_nothing(c_model, arrays):
-    for one, other in zip(c_model.run(*map(view, arrays)), c_model.run(*map(view, arrays), flags=OWN_STREAM)):
-        np.testing.assert_array_equal(np.from_dlpack(one), np.from_dlpack(other))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes as c
 import random
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,25 +22,17 @@ REFUSED = package.REFUSED
 MODEL_RUN, REFUSED_VALUE, CLOSED, USAGE, INPUT, MEMORY = 102, 107, 103, 200, 201, 407
 
 
-def opened(library: c_interface.Library, package: Path, cache: Path, **options: object) -> c_interface.Model:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EXPORTKIT_CACHE", str(cache))
-        return library.open(package, **options)
-
-
 @pytest.fixture(scope="module")
 def labelled(c_library: c_interface.Library, tmp_path_factory: pytest.TempPathFactory) -> Iterator[c_interface.Model]:
     """A model of rows and of another size, which fails where the first label is too great."""
-    folder = tmp_path_factory.mktemp("labelled")
-    with opened(c_library, package.write(folder / "labelled.pt2"), folder / "cache", runners=3) as model:
+    with c_library.open(package.write(tmp_path_factory.mktemp("labelled") / "labelled.pt2"), runners=3) as model:
         yield model
 
 
 @pytest.fixture(scope="module")
 def copies(c_library: c_interface.Library, tmp_path_factory: pytest.TempPathFactory) -> Iterator[c_interface.Model]:
     """A model that answers with its inputs, of every dtype."""
-    folder = tmp_path_factory.mktemp("everything")
-    with opened(c_library, everything.write(folder / "everything.pt2"), folder / "cache") as model:
+    with c_library.open(everything.write(tmp_path_factory.mktemp("everything") / "everything.pt2")) as model:
         yield model
 
 

@@ -130,19 +130,6 @@ def test_memory_that_is_not_where_it_is_said_to_be_fails_its_request(words):
     assert codes(results) == [INPUT, 0]
 
 
-def test_a_session_that_was_refused_a_value_is_broken_and_the_others_go_on(c_library, flags):
-    token, first = np.array([3]), np.array([0])
-    with c_library.open(artifact("notebook-cuda"), device=b"cuda:0", flags=flags) as model:
-        sessions = [model.session() for _ in range(3)]
-        tokens = [token, np.array([99]), token]
-        asks = [Ask([each, first], (), session.handle) for each, session in zip(tokens, sessions)]
-        assert codes(run_requests(model, asks, 8, flags=OWN_STREAM)) == [0, REFUSED_VALUE, 0]
-        asks = [Ask([token, first], (), session.handle) for session in sessions]
-        results = run_requests(model, asks, 8)
-        assert codes(results) == [0, BROKEN, 0]
-        np.testing.assert_array_equal(results[0][0], results[2][0])
-
-
 def test_rows_of_sessions_run_together_and_each_has_the_state_of_its_own_calls(c_library, flags):
     with c_library.open(artifact("diary-cuda"), device=b"cuda:0", flags=flags, runners=2) as model:
         most, reason = try_rows(model, 32)

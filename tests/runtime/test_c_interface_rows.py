@@ -15,23 +15,7 @@ from tests.runtime.c_requests import try_rows
 from tests.serve.engine import rows, ticker
 
 USAGE = 200
-BATCH = m.Size(dimension="batch")
-TOLERANCE = m.OutputTolerance(rtol=0.0, atol=0.0)
-
-
-def call(inputs: list[tuple], outputs: list[tuple], least: int = 1, most: int = 8) -> m.Call:
-    return m.Call(
-        parameters=(),
-        inputs=tuple(
-            m.TensorInput(name=f"in{i}", dtype="float32", shape=shape, written=None) for i, shape in enumerate(inputs)
-        ),
-        result=m.ConstantNode(value=None),
-        outputs=tuple(
-            m.TensorOutput(name=f"out{i}", dtype="float32", shape=shape, tolerance=TOLERANCE)
-            for i, shape in enumerate(outputs)
-        ),
-        dimensions=(m.Dimension(name="batch", min=least, max=most), m.Dimension(name="n", min=1, max=8)),
-    )
+BATCH = tiny.BATCH
 
 
 def by_manifest(model: c_interface.Model, name: str) -> str:
@@ -71,19 +55,11 @@ N, TWICE, MORE = m.Size(dimension="n"), m.Size(dimension="batch", scale=2), m.Si
     ],
 )
 def test_rows_are_the_first_size_of_everything_and_no_other(c_library, tmp_path, inputs, outputs, range_, said):
-    given = call(inputs, outputs, *range_)
-    used = {size.dimension for tensor in given.inputs for size in tensor.shape if isinstance(size, m.Size)}
-    complete = msgspec.structs.replace(
-        given,
-        parameters=tuple(
-            m.Parameter(name=tensor.name, kind="positional", value=m.TensorNode(index=place))
-            for place, tensor in enumerate(given.inputs)
-        ),
-        outputs=tuple(msgspec.structs.replace(each, name=str(place)) for place, each in enumerate(given.outputs)),
-        result=m.SequenceNode(kind="list", items=tuple(m.TensorNode(index=place) for place in range(len(outputs)))),
-        dimensions=tuple(each for each in given.dimensions if each.name in used),
-    )
-    package = tiny.write(tmp_path / "rows.pt2", tiny.tiny_files(), call=complete)
+    used = {size.dimension for shape in inputs for size in shape if isinstance(size, m.Size)}
+    ranges = {name: each for name, each in {"batch": range_, "n": (1, 8)}.items() if name in used}
+    described = {f"in{place}": ("float32", shape) for place, shape in enumerate(inputs)}
+    call = tiny.tensors_call(described, [("float32", shape) for shape in outputs], **ranges)
+    package = tiny.write(tmp_path / "rows.pt2", tiny.tiny_files(), call=call)
     with c_library.open(package) as model:
         assert said in by_manifest(model, "forward")
 

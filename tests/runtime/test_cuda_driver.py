@@ -63,14 +63,8 @@ def test_a_driver_compiles_the_ptx_of_its_own_cuda_and_older_ones(ptx, driver, n
 
 def test_code_that_is_no_fat_binary_or_a_damaged_one_has_no_ptx():
     whole = fat_binary((9, 9))
-    for code in (
-        b"",
-        b"\x7fELF" * 9,
-        whole[:20],
-        b"\x50\xed\x55\xba",
-        whole[:16] + b"\xff" * 64,
-        whole[:4] + whole[5:],
-    ):
+    damaged = (whole[:20], whole[:16] + b"\xff" * 64, whole[:4] + whole[5:])
+    for code in (b"", b"\x7fELF" * 9, b"\x50\xed\x55\xba", *damaged):
         assert rejection(code, "12.0") == ""
     for cut in range(len(whole)):
         rejection(whole[:cut], "12.0")  # reads nothing beyond it

@@ -19,8 +19,7 @@ from exportkit.runtime.graphs import CudaGraph, empty_inputs, graph_report
 from exportkit.runtime.loader import load
 from exportkit.runtime.native import NativeRunner
 from tests.artifacts import artifact
-from tests.runtime import exportkit_run
-from tests.runtime.test_swap_weights import state
+from tests.runtime.fine_tunes import state
 
 MOST = 64  # graphs of a model
 
@@ -134,29 +133,6 @@ def test_real_models_have_the_same_bits(name: str):
 
 
 @pytest.mark.cuda
-def test_only_the_sizes_of_a_list_are_graphs():
-    with exportkit.load(artifact("mixed-cuda"), "cuda", cuda_graphs=[{"batch": 2}, {"batch": 5}]) as model:
-        for batch in (2, 3):
-            model(*mixed_inputs(batch, 0))
-        assert [graph.sizes for graph in model.cuda_graphs.graphs] == [{"batch": 2}, {"batch": 5}]
-        model.capture(batch=7)
-        assert len(model.cuda_graphs.graphs) == 3
-
-
-@pytest.mark.cuda
-def test_the_graphs_own_inputs_are_read_where_they_are(graphs: exportkit.Model, plain: exportkit.Model):
-    own = graphs.capture(batch=3)
-    assert list(own) == ["x", "ids"]
-    for seed in range(3):
-        x, ids = mixed_inputs(3, seed)
-        own["x"].copy_(x)
-        own["ids"].copy_(ids)
-        assert same(graphs(own["x"], own["ids"]), plain(x, ids))
-        assert same(graphs(own["x"], ids), plain(x, ids))
-    assert graphs.capture(batch=3)["x"].data_ptr() == own["x"].data_ptr()
-
-
-@pytest.mark.cuda
 def test_inputs_are_read_where_they_are_however_they_lie():
     """At any address, and of any stride: what is not laid out as the graph reads it is copied before."""
     x = torch.randn(64, 16, device="cuda")
@@ -222,25 +198,6 @@ def test_memory_that_streams_free_is_used_again_after_a_refusal():
         del memory
         torch.cuda.synchronize()
     assert torch.cuda.memory_reserved() - before <= 3 * (64 << 20)
-
-
-@pytest.mark.cuda
-def test_a_callers_own_graph_contains_the_model(graphs: exportkit.Model, plain: exportkit.Model):
-    x, ids = mixed_inputs(6, 0)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        graphs(x, ids)
-    torch.cuda.synchronize()
-    own = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(own, stream=stream):
-        answer = graphs(x, ids)
-        doubled = answer[0] * 2
-    x.copy_(mixed_inputs(6, 1)[0])
-    own.replay()
-    torch.cuda.synchronize()
-    expected = plain(x, ids)
-    assert same((*answer, doubled), (*expected, expected[0] * 2))
 
 
 @pytest.mark.cuda
@@ -352,21 +309,6 @@ def _hammer(
 
 
 @pytest.mark.cuda
-def test_the_least_used_graph_makes_room(graphs: exportkit.Model):
-    often = mixed_inputs(200, 0)
-    for _ in range(50):
-        graphs(*often)
-    for batch in range(1, MOST + 10):
-        graphs(*mixed_inputs(batch, 0))
-    there = {graph.sizes["batch"] for graph in graphs.cuda_graphs.graphs}
-    assert (len(there), 200 in there, MOST + 9 in there) == (MOST, True, False)
-    for _ in range(12):
-        graphs(*mixed_inputs(MOST + 9, 0))
-    there = {graph.sizes["batch"] for graph in graphs.cuda_graphs.graphs}
-    assert (len(there), 200 in there, MOST + 9 in there) == (MOST, True, True)
-
-
-@pytest.mark.cuda
 def test_memory_stays_the_same_over_replays_captures_and_swaps():
     x = {batch: torch.randn(batch, 16, device="cuda") for batch in range(1, 65)}
 
@@ -402,16 +344,6 @@ def test_memory_stays_the_same_over_evictions(graphs: exportkit.Model):
             free.append(torch.cuda.mem_get_info()[0])
     assert len(graphs.cuda_graphs.graphs) == MOST
     assert free[0] - free[1] < 16 << 20
-
-
-@pytest.mark.cuda
-def test_exportkit_run_has_graphs_in_threads_that_never_used_cuda():
-    document = exportkit_run.load(
-        artifact("triton-cuda"), "--device", "cuda", "--cuda-graphs", "--bench", "0.2", "--threads", "2"
-    )
-    assert document["ok"] is True
-    assert len(document["cuda_graphs"]["forward"]["graphs"]) >= 1
-    assert document["cuda_graphs"]["forward"]["refused"] == []
 
 
 @pytest.mark.cuda

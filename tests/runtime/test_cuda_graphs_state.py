@@ -78,14 +78,6 @@ def test_interleaved_sessions_have_the_bits_of_calls(graphs: exportkit.Model, pl
     assert len(used.graphs) == 2 * 2  # a prefill and a step of each batch, whatever the number of sessions
 
 
-def test_a_step_advances_the_position_by_one(graphs: exportkit.Model) -> None:
-    """The first calls are compared with graphs, on copies."""
-    session = graphs.session(batch=2)
-    for expected in range(1, 6):
-        session.step(tokens(expected, 2))
-        assert session.state["position"].item() == expected
-
-
 def test_reset_and_fork_go_on_with_the_same_graph(graphs: exportkit.Model, plain: exportkit.Model) -> None:
     pair = Pair(graphs, plain, 2)
     for _ in range(2):
@@ -126,17 +118,6 @@ def test_sessions_go_on_while_weights_are_swapped(graphs: exportkit.Model, plain
             model.swap_weights(weights)
         for step in range(3):
             pair.call("step", tokens(10 * turn + step, 2))
-    pair.check()
-
-
-def test_a_refused_call_leaves_the_state(graphs: exportkit.Model, plain: exportkit.Model) -> None:
-    pair = Pair(graphs, plain, 2)
-    pair.call("step", tokens(0, 2))
-    for session in pair.sessions:
-        with pytest.raises(InputError):
-            session.step(tokens(1, 3))
-    pair.check()
-    pair.call("step", tokens(1, 2))
     pair.check()
 
 

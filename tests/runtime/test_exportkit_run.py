@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load, load_file, save, save_file
+from safetensors import torch as safetensors
 
 import exportkit
-from exportkit.errors import (
-    CaseError,
-    InputError,
-    LibraryLoadError,
-    UsageError,
-)
+from exportkit.errors import CaseError, InputError, LibraryLoadError, UsageError
 from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.case_files import EDGE_CASE, recorded_errors
@@ -26,9 +22,7 @@ from exportkit.verify.compare import Reference, compare_outputs
 from exportkit.verify.outcomes import Match, Mismatch
 from tests.artifacts import artifact
 from tests.runtime import exportkit_run, meeting, tiny
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "format-1-cpu.pt2"
-
+from tests.runtime.fine_tunes import X, eager, save, state
 
 # --- what it is -------------------------------------------------------------------------------------------------------
 
@@ -102,7 +96,7 @@ def test_it_says_which_case_is_an_edge_case(tiny_package, tmp_path):
         manifest, records = reader.manifest, {name: reader.read(name) for name in reader.names}
     said = {EDGE_CASE: "ties in image, NaN in offset"}, {EDGE_CASE: "a" * 2000}
     for case, metadata in zip(manifest.cases, said):
-        records[case.record] = save(load(records[case.record]), metadata=metadata)
+        records[case.record] = safetensors.save(safetensors.load(records[case.record]), metadata=metadata)
     package = tmp_path / "with_edge_values.pt2"
     write_package(package, manifest, records)
     cases = exportkit_run.load(package)["cases"]
@@ -110,12 +104,6 @@ def test_it_says_which_case_is_an_edge_case(tiny_package, tmp_path):
     text = exportkit_run.run(package, json_output=False).document["text"]
     assert "case 0 (batch=1, gh=1; ties in image, NaN in offset): ok" in text
     assert "case 1 (batch=4, gh=6): ok" in text
-
-
-def test_a_golden_package_with_an_operator_library_runs():
-    document = exportkit_run.load(GOLDEN)
-    assert document["ok"] is True
-    assert len(document["cases"]) == 4
 
 
 def test_outside_weights_are_mapped_and_the_target_is_the_one_that_python_takes():
@@ -141,43 +129,37 @@ def test_a_model_on_the_cpu_has_no_cuda_graphs(tiny_package):
         exportkit_run.load(tiny_package, "--cuda-graphs")
 
 
-def recorded_wrongly() -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+Tensors = list[torch.Tensor]
+
+
+def recorded_wrongly() -> list[tuple[Tensors, Tensors]]:
     """Calls of the meeting model with every kind of answer beside the right one."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(4, 8, generator=generator).clamp(max=0.9)
     x[:, 5], x[:, 6] = 0.95, 0.95005  # within the tolerance of each other
     rows = torch.rand(4, 8, 2, generator=generator)
 
-    def changed(output: int, change: Callable[[torch.Tensor], None]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        outputs = [tensor.clone() for tensor in meeting.answer(x, rows)]
-        change(outputs[output])
+    right = meeting.answer(x, rows)
+
+    def changed(output: int, at: tuple[Any, ...], value: float | torch.Tensor) -> tuple[Tensors, Tensors]:
+        outputs = [tensor.clone() for tensor in right]
+        outputs[output][at] = value
         return [x, rows], outputs
 
-    def put(value: float, *at: int) -> Callable[[torch.Tensor], None]:
-        return lambda tensor: tensor.__setitem__(at, value)
-
-    def add(value: float, *at: int) -> Callable[[torch.Tensor], None]:
-        return lambda tensor: tensor.__setitem__(at, tensor[at] + value)
-
-    def swap(tensor: torch.Tensor) -> None:
-        tensor[1, 0], tensor[1, 1] = int(tensor[1, 1]), int(tensor[1, 0])
-
-    def swap_far(tensor: torch.Tensor) -> None:
-        tensor[1, 0], tensor[1, 2] = int(tensor[1, 2]), int(tensor[1, 0])
-
+    nan, inf = float("nan"), float("inf")
     return [
-        changed(0, lambda tensor: None),
-        *(changed(0, put(value, 2, 3)) for value in (float("nan"), float("inf"), float("-inf"))),
-        *(changed(0, add(value, 1, 1)) for value in (9e-5, -9e-5, 2e-3, 1.0)),
-        changed(1, put(float("nan"), 0, 0)),
-        changed(2, swap),
-        changed(2, swap_far),
-        changed(2, put(7, 0, 2)),
-        changed(3, add(1.0, 0, 0, 0)),
+        ([x, rows], right),
+        *(changed(0, (2, 3), value) for value in (nan, inf, -inf)),
+        *(changed(0, (1, 1), right[0][1, 1] + step) for step in (9e-5, -9e-5, 2e-3, 1.0)),
+        changed(1, (0, 0), nan),
+        changed(2, (1, [0, 1]), right[2][1, [1, 0]]),
+        changed(2, (1, [0, 2]), right[2][1, [2, 0]]),
+        changed(2, (0, 2), 7),
+        changed(3, (0, 0, 0), right[3][0, 0, 0] + 1),
     ]
 
 
-def check_judged_alike(package: Path, cases: Sequence[tuple[list[torch.Tensor], list[torch.Tensor]]]) -> list[bool]:
+def check_judged_alike(package: Path, cases: Sequence[tuple[Tensors, Tensors]]) -> list[bool]:
     """Judges the calls of a package in both languages; returns which agree."""
     answer = exportkit_run.run(package)
     assert answer.code == 1
@@ -245,23 +227,16 @@ def test_a_reference_that_does_not_fit_its_output_is_a_case_error(tmp_path, wron
 def test_inputs_come_from_a_file_and_outputs_go_to_one(tiny_package, tmp_path):
     args, kwargs = tiny.example(2, 3)
     inputs = {"image": args[0], "query.features": args[1]["features"], "offset": kwargs["offset"]}
-    save_file(inputs, tmp_path / "x.safetensors")
+    safetensors.save_file(inputs, tmp_path / "x.safetensors")
     document = exportkit_run.load(
         tiny_package, "--input", tmp_path / "x.safetensors", "--output", tmp_path / "y.safetensors"
     )
     assert document["outputs"] == {"regions.mean": [2, 3], "regions.doubled": [2, 3, 48, 8], "rest.0": [2, 5]}
     with exportkit.load(tiny_package) as model:
         expected = model(*args, **kwargs)
-    written = load_file(tmp_path / "y.safetensors")
+    written = safetensors.load_file(tmp_path / "y.safetensors")
     assert torch.equal(written["regions.doubled"], expected["regions"].doubled)
     assert torch.equal(written["rest.0"], expected["rest"][0])
-
-
-def test_inputs_that_the_package_does_not_take_are_refused(tiny_package, tmp_path):
-    (image, query), named = tiny.example(2)
-    save_file({"image": image, "query.features": query["features"].double(), **named}, tmp_path / "x.safetensors")
-    with pytest.raises(InputError, match=r"`query.features` must be float32, got float64"):
-        exportkit_run.load(tiny_package, "--input", tmp_path / "x.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -269,10 +244,11 @@ def test_inputs_that_the_package_does_not_take_are_refused(tiny_package, tmp_pat
     [
         (("image", "offset"), "has no `query.features`"),
         (("image", "query.features", "offset", "more"), "has `more`, which is not an input"),
+        (("image", "query.features", "offset"), "`image` must have 4 dimensions, got shape"),
     ],
 )
 def test_a_file_of_other_inputs_is_refused(tiny_package, tmp_path, names, message):
-    save_file({name: torch.zeros(1) for name in names}, tmp_path / "x.safetensors")
+    safetensors.save_file({name: torch.zeros(1) for name in names}, tmp_path / "x.safetensors")
     with pytest.raises(InputError, match=message):
         exportkit_run.load(tiny_package, "--input", tmp_path / "x.safetensors")
 
@@ -285,11 +261,24 @@ def test_a_file_that_is_no_safetensors_is_refused(tiny_package, tmp_path):
         exportkit_run.load(tiny_package, "--input", tmp_path / "nothing")
 
 
-def test_it_times_calls_from_several_threads(tiny_package):
-    bench = exportkit_run.load(tiny_package, "--bench", "0.05", "--threads", "3")["bench"]
-    assert bench["threads"] == 3
-    assert bench["calls"] >= 3
-    assert 0 < bench["median_ms"] <= bench["p99_ms"]
+def test_it_takes_other_weights_and_then_replays_no_case(tmp_path):
+    inputs, new = save(tmp_path / "x", {"x": X}), save(tmp_path / "new", state(1))
+    arguments = (artifact("weighted"), "--weights", new, "--input", inputs, "--output", tmp_path / "y")
+    document = exportkit_run.load(*arguments)
+    assert document["weights"]["file"] == str(new)
+    assert "cases" not in document
+    (answer,) = safetensors.load_file(tmp_path / "y").values()
+    torch.testing.assert_close(answer, eager(1))
+    said = exportkit_run.run(*arguments, json_output=False).document["text"]
+    belong = "the recorded cases belong to the package's weights and are not replayed"
+    assert f"runs with the weights of {new}; {belong}" in said
+    timed = exportkit_run.load(artifact("weighted"), "--weights", new, "--bench", "0.1")
+    assert timed["bench"]["calls"] > 0
+    assert "cases" not in timed
+    with pytest.raises(UsageError, match="--weights needs --input or --bench: the recorded cases belong to the"):
+        exportkit_run.load(artifact("weighted"), "--weights", new)
+    with pytest.raises(InputError):
+        exportkit_run.load(artifact("weighted"), "--weights", new, "--input", new)
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------
@@ -297,27 +286,10 @@ def test_it_times_calls_from_several_threads(tiny_package):
 
 def test_what_the_linker_refuses_is_named(tiny_files, tmp_path):
     content = b"no ELF file" * 100
-    record = meeting.RECORD
-    library = tiny_library(content)
-    package = tiny.write(tmp_path / "text.pt2", tiny_files, extra={record: content}, libraries=(library,))
-    with pytest.raises(LibraryLoadError, match=r"the dynamic linker refused libmeeting\.so: .*invalid ELF header"):
+    library = tiny.library(content, "toy::op() -> ()")
+    package = tiny.write(tmp_path / "text.pt2", tiny_files, extra={library.record: content}, libraries=(library,))
+    with pytest.raises(LibraryLoadError, match=r"the dynamic linker refused libtoy\.so: .*invalid ELF header"):
         exportkit_run.load(package)
-
-
-def tiny_library(content: bytes) -> object:
-    from exportkit.package.manifest import Library, Operator
-
-    return Library(
-        record=meeting.RECORD,
-        sha256=hashlib.sha256(content).hexdigest(),
-        platform=meeting.host_platform(),
-        device="cpu",
-        kernels=("cpu",),
-        defines=(Operator(name="toy::op", schema="toy::op() -> ()"),),
-        needs_torch="2.11",
-        torch_bound=None,
-        needs=(),
-    )
 
 
 def test_with_another_torch_than_it_was_built_with_it_says_so(tiny_package, tmp_path):
@@ -340,3 +312,26 @@ def test_without_a_usable_cache_it_says_so_and_leaves_nothing_behind(tiny_packag
     assert list((tmp_path / "tmp").iterdir()) == []
     answer = exportkit_run.run(tiny_package, **environment | {"TMPDIR": "/nowhere"})
     assert (answer.code, answer.document["error"]["kind"]) == (4, "CacheError")
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+
+
+def test_what_it_verified_is_not_hashed_again_unless_that_is_asked_for(meeting_package, tmp_path):
+    """A file that is hashed has another record afterwards, written under another name and renamed."""
+    time.sleep(max(0.0, meeting_package.stat().st_ctime + 2.1 - time.time()))  # until its times can be relied on
+
+    def records() -> dict[str, int]:
+        found = [*tmp_path.rglob("~verified.json"), *tmp_path.rglob("packages/*.json")]
+        return {str(path): path.stat().st_ino for path in found}
+
+    exportkit_run.load(meeting_package)
+    first = records()
+    assert len(first) == 3, "of the package, its library and its target"
+    exportkit_run.load(meeting_package)
+    exportkit_run.load(meeting_package, "--verify", "once")
+    exportkit.load(meeting_package).close()
+    assert records() == first
+    exportkit_run.load(meeting_package, "--verify", "always")
+    assert records().keys() == first.keys()
+    assert not records().items() & first.items()

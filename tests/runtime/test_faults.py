@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
-import exportkit
-from exportkit.errors import DigestMismatchError
 from exportkit.package.archive import PackageReader
-from exportkit.package.atomic import temporary_folder, write_whole
+from exportkit.package.atomic import write_whole
 from exportkit.packaging import PackOptions, build_package
 from tests.artifacts import artifact
-from tests.runtime import tiny
 from tests.subprocesses import killed_in_the_middle, mounted, run_python
 
 LOAD = """
@@ -158,21 +152,6 @@ assert right()
 print(forked_beside(right, right, 0.0007))
 """
 
-POOL = """
-import multiprocessing, sys
-import torch, exportkit
-model = exportkit.load(sys.argv[1])
-torch.set_num_threads(2)
-case = model.cases[1]
-def mean(_):
-    return model(*case.args, **case.kwargs)["regions"].mean.sum().item()
-expected = mean(0)
-with multiprocessing.get_context("fork").Pool(3) as pool:
-    assert pool.map_async(mean, range(12)).get(timeout=600) == [expected] * 12
-print("all the same")
-"""
-
-
 # --- no room ----------------------------------------------------------------------------------------------------------
 
 
@@ -188,24 +167,14 @@ def test_a_full_cache_is_replaced_by_a_temporary_directory(tiny_package, tmp_pat
     assert "(No space left on device" in said
 
 
-def test_a_full_disk_is_refused_with_what_there_is_no_room_for(tiny_package, tmp_path):
-    folder = tmp_path / "full"
-    code = f"{LOAD}\nimport os; print([name for _, _, names in os.walk({str(folder)!r}) for name in names])"
-    said = small_disk("100k", folder, code, tiny_package, EXPORTKIT_CACHE=str(folder / "cache"), TMPDIR=str(folder))
-    assert re.match(
-        r"refused with 4: cannot unpack tiny\.pt2 \(0\.\d MB\), neither to the cache .* \(No space left on device.*\) "
-        r"nor to the temporary directory .* \(No space left on device.*\)\n  Make room, or set EXPORTKIT_CACHE to",
-        said,
-    )
-    files = said.splitlines()[-1]
-    assert ".so" not in files
-    assert ".tmp'" not in files, "half a file was left"
-
-
 def test_files_that_may_not_grow_are_an_error_too(tiny_package, tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))"
     said = run_python(f"{limit}\n{LOAD}", tiny_package, cwd=tmp_path, TMPDIR=str(tmp_path))
-    assert said.startswith("refused with 4: cannot unpack tiny.pt2")
+    assert re.match(
+        r"refused with 4: cannot unpack tiny\.pt2 \(0\.\d MB\), neither to the cache .* nor to the temporary directory "
+        r".*\n  Make room, or set EXPORTKIT_CACHE to",
+        said,
+    )
     assert said.count("(File too large") == 3  # the cache and the temporary directory, and the warning
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -246,48 +215,8 @@ def test_a_disk_that_is_full_while_a_package_is_written_leaves_the_old_one(tiny_
     assert (out / "new.pt2").read_bytes() == b"the old one"
 
 
-# --- a wrong clock ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("now_ns", [0, 4102444800 * 10**9], ids=["1970", "2100"])
-def test_a_clock_that_is_decades_off_stops_no_load_and_makes_nothing_trusted_wrongly(
-    tiny_package, tmp_path, monkeypatch, now_ns
-):
-    monkeypatch.setenv("EXPORTKIT_RUNTIME", "python")  # test_cache_packages.py sets the C++ runtime's clock
-    monkeypatch.setattr(time, "time_ns", lambda: now_ns)
-    args, kwargs = tiny.example()
-    for _ in range(2):
-        with exportkit.load(tiny_package) as model:
-            assert model(*args, **kwargs)["regions"].mean.shape == (3, 3)
-    changed = tmp_path / "changed.pt2"
-    changed.write_bytes(tiny_package.read_bytes())
-    exportkit.load(changed).close()
-    with PackageReader(changed) as reader:
-        at = reader.data_offset(next(name for name in reader.names if name.endswith(".so"))) + 5000
-    before = changed.stat()
-    with open(changed, "r+b") as file:
-        file.seek(at)
-        file.write(b"\xff\xfe\xfd")
-    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(DigestMismatchError):
-        exportkit.load(changed)
-
-
 # --- killed in the middle ---------------------------------------------------------------------------------------------
 
-EXPORT = """
-import torch
-import exportkit.export.artifact as artifact
-from exportkit.export.export_options import TraceOptions
-from exportkit.spec import ExportSpec
-def compile_slowly(traced, folder, *plan, **options):
-    folder.mkdir(exist_ok=True)
-    (folder / "half.cpp").write_text("half")
-    pause()
-artifact.compile_methods = compile_slowly
-spec = ExportSpec(model=torch.nn.ReLU(), example_inputs=(torch.ones(2),))
-artifact.export_aoti(spec, Path(sys.argv[1]), TraceOptions(cases=1))
-"""
 EXPORT_WRITING = """
 import os, signal, threading, torch
 from exportkit.export.artifact import export_program
@@ -307,18 +236,6 @@ import exportkit.packaging as packaging
 packaging.verify = lambda *args, **options: pause()
 packaging.build_package([Path(sys.argv[1])], Path(sys.argv[2]))
 """
-
-
-def test_an_export_that_is_killed_while_it_compiles_leaves_what_the_next_one_removes(tmp_path, monkeypatch):
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    killed_in_the_middle(EXPORT, tmp_path / "out.pt2", TMPDIR=str(temporary))
-    (left,) = temporary.glob("exportkit-compile.*.tmp")
-    assert list(left.rglob("half.cpp"))
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    with temporary_folder(None, "exportkit-compile"):  # as the next one begins
-        assert not left.exists()
 
 
 def test_an_export_that_is_killed_while_it_writes_leaves_the_old_file(tmp_path):
@@ -352,10 +269,6 @@ def test_a_loaded_model_works_in_forks_and_in_the_parent_after_them(tiny_package
     said = run_python(FORKED + FORK, tiny_package, threads, before, cwd=tmp_path, OMP_WAIT_POLICY="PASSIVE")
     ways = ("same thread", "new thread", "loaded again", "eager torch", "fork of the fork")
     assert said == f"{dict.fromkeys(ways, True)}\nTrue True\n"
-
-
-def test_a_loaded_model_works_in_a_pool_of_forked_processes(tiny_package, tmp_path):
-    assert run_python(POOL, tiny_package, cwd=tmp_path, OMP_WAIT_POLICY="PASSIVE") == "all the same\n"
 
 
 def test_a_fork_while_other_threads_are_in_calls_finds_a_model_that_is_free(tiny_package, tmp_path):

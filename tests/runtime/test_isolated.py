@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import resource
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,78 +15,18 @@ import torch
 import exportkit
 from exportkit.errors import (
     ExportkitError,
-    InputError,
     ModelLoadError,
     ModelRunError,
     SignatureMissingError,
     UsageError,
-    WeightsError,
 )
 from exportkit.package.signing import sign_package
-from exportkit.package.structure import flatten
-from exportkit.runtime import isolated
 from exportkit.runtime.isolated import load_isolated
-from tests.artifacts import artifact
 from tests.fixtures.softpool_library import RAISE
 from tests.package.signers import signer
 from tests.runtime import tiny
-from tests.runtime.isolation import equal, leaves, softpool_call
+from tests.runtime.isolation import leaves, softpool_call
 from tests.subprocesses import ROOT, mounted, run_python
-
-
-@pytest.fixture(scope="module")
-def models(tiny_package: Path) -> Iterator[tuple[exportkit.Model, exportkit.Model]]:
-    """Isolated, and in this process."""
-    with exportkit.load(tiny_package, isolate=True) as model, exportkit.load(tiny_package) as here:
-        yield model, here
-
-
-# --- as in this process -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("batch", "gh"), [(1, 1), (3, 2), (4, 6)])
-def test_it_answers_bit_for_bit_as_in_this_process(models, batch, gh):
-    args, kwargs = tiny.example(batch, gh)
-    before = [tensor.clone() for tensor in leaves([list(args), kwargs])]
-    got, expected = (model(*args, **kwargs) for model in models)
-    assert equal(got, expected)
-    assert equal(before, leaves([list(args), kwargs]))
-    assert str(flatten(got, torch.is_tensor)[0]) == str(flatten(expected, torch.is_tensor)[0])
-
-
-def test_it_has_the_same_face(models):
-    model, here = models
-    assert isinstance(model, exportkit.Model)
-    assert inspect.signature(model) == inspect.signature(here)
-    assert repr(model) == repr(here)
-    assert (model.manifest, model.target, model.device) == (here.manifest, here.target, here.device)
-    assert len(model.cases) == len(here.cases) == 2
-    for case in model.cases:
-        assert equal(model(*case.args, **case.kwargs), here(*case.args, **case.kwargs))
-
-
-def test_answers_are_the_callers_own(models):
-    model, _ = models
-    args, kwargs = tiny.example()
-    kept = model(*args, **kwargs)
-    copies = [leaf.clone() for leaf in leaves(kept)]
-    for _ in range(3):
-        leaves(model(torch.zeros(1, 3, 16, 8), {"features": torch.zeros(1, 5), "mode": "scaled"}, **kwargs))[0].fill_(7)
-    assert equal(kept, copies)
-    assert not any(leaf.requires_grad or leaf.is_inference() for leaf in leaves(kept))
-
-
-def test_inputs_are_checked_before_they_are_sent(models, monkeypatch):
-    model, here = models
-    (image, query), kwargs = tiny.example()
-    monkeypatch.setattr(isolated.TensorSocket, "send", lambda *_: pytest.fail("something was sent"))
-    for args in ((image.double(), query), (image[:, :, :30], query), (image, {**query, "mode": "plain"})):
-        said = []
-        for each in (model, here):
-            with pytest.raises(InputError) as error:
-                each(*args, **kwargs)
-            said.append(str(error.value))
-        assert said[0] == said[1]
 
 
 def test_what_an_operator_raises_is_the_same_error_with_the_same_words(misbehaving_package, tmp_path):
@@ -166,14 +104,6 @@ def test_every_argument_of_load_reaches_the_worker(tiny_package):
             public_key=None,
             future=[Path("a"), 1, None],
         )
-
-
-def test_tensors_that_are_none_are_refused_before_they_are_sent():
-    with (
-        exportkit.load(artifact("weighted"), device="cpu", isolate=True) as model,
-        pytest.raises(WeightsError, match="a is not a tensor with data"),
-    ):
-        model.swap_weights({"a": 1})
 
 
 # --- two builds of one namespace --------------------------------------------------------------------------------------

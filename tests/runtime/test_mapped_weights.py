@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import math
 import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,16 @@ def test_weights_of_equal_content_share_their_place(tmp_path: Path) -> None:
         mapped = mapped_weights(reader)
     assert mapped["a"].data_ptr() == mapped["b"].data_ptr()
     assert mapped["a"].data_ptr() % 64 == 0
+
+
+def test_a_borrowed_tensor_does_not_keep_memory_alive() -> None:
+    tensor = torch.randn(4, 6).t()
+    lent, memory = borrowed(tensor), weakref.ref(tensor)
+    assert torch.equal(lent, tensor)
+    assert (lent.stride(), lent.data_ptr()) == (tensor.stride(), tensor.data_ptr())
+    del tensor
+    gc.collect()
+    assert memory() is None
 
 
 def mappings(path: Path) -> list[str]:

@@ -4,44 +4,63 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
-from safetensors.torch import save
 
 import exportkit
-from exportkit.errors import CaseError, InputError, ManifestConsistencyError, ModelClosedError, ModelRunError
-from tests.artifacts import artifact
-from tests.runtime import tiny
-from tests.runtime.isolation import leaves
-from tests.runtime.test_swap_weights import X, eager
+from exportkit.errors import InputError, ManifestConsistencyError, ModelClosedError, ModelRunError
+from exportkit.package.structure import flatten
+from exportkit.runtime import isolated
+from tests.runtime import tiny, ways
+from tests.runtime.isolation import equal, eventually, leaves
 from tests.runtime.threads import beside
 
-pytestmark = pytest.mark.usefixtures("runtime")
+
+@pytest.fixture(scope="module", params=ways.PYTHON)
+def way(request: pytest.FixtureRequest) -> ways.Open:
+    return ways.opener(request)
 
 
 @pytest.fixture(scope="module")
-def model(tiny_package: Path, runtime: str):
+def model(way: ways.Open, tiny_package: Path) -> Iterator[exportkit.Model]:
+    with way(tiny_package) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def here(tiny_package: Path) -> Iterator[exportkit.Model]:
+    """In this process."""
     with exportkit.load(tiny_package) as model:
         yield model
 
 
 @pytest.mark.parametrize(("batch", "gh"), [(1, 1), (3, 2), (4, 6)])
-def test_it_answers_as_the_module_in_the_modules_structure(model, batch, gh):
+def test_it_answers_as_the_module_in_the_modules_structure(model, here, batch, gh):
     args, kwargs = tiny.example(batch, gh)
+    before = [tensor.clone() for tensor in leaves([list(args), kwargs])]
     got, expected = model(*args, **kwargs), tiny.Tiny()(*args, **kwargs)
     torch.testing.assert_close(leaves(got), leaves(expected), rtol=1e-5, atol=1e-5)
     assert type(got["regions"]).__name__ == "Regions"
     assert got["regions"]._fields == ("mean", "doubled")
     assert got["rest"][1:] == [None, "done"]
     assert list(got) == ["regions", "rest"]
+    assert equal(before, leaves([list(args), kwargs]))
+    assert equal(got, here(*args, **kwargs))
+    assert str(flatten(got, torch.is_tensor)[0]) == str(flatten(here(*args, **kwargs), torch.is_tensor)[0])
 
 
-def test_requests_are_answered_together(runtime):
-    with exportkit.load(artifact("weighted"), device="cpu") as weighted:
-        (together,) = weighted.run_requests([[X[:1]], [X[1:]]], [0]).outputs
-    torch.testing.assert_close(together, eager(0))
+def test_answers_are_the_callers_own(model):
+    args, kwargs = tiny.example()
+    kept = model(*args, **kwargs)
+    copies = [leaf.clone() for leaf in leaves(kept)]
+    for _ in range(3):
+        leaves(model(torch.zeros(1, 3, 16, 8), {"features": torch.zeros(1, 5), "mode": "scaled"}, **kwargs))[0].fill_(7)
+    assert equal(kept, copies)
+    assert not any(leaf.requires_grad or leaf.is_inference() for leaf in leaves(kept))
 
 
 def test_other_strides_give_the_same_answer(model):
@@ -53,28 +72,36 @@ def test_other_strides_give_the_same_answer(model):
         assert torch.equal(one, other)
 
 
-def test_inputs_are_not_changed_and_outputs_carry_no_gradients(model):
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_whatever_autograd_does_outputs_carry_no_gradients(model, mode):
     (image, query), kwargs = tiny.example()
-    image.requires_grad_()
-    before = image.detach().clone()
-    got = model(image, query, **kwargs)
-    assert torch.equal(image.detach(), before)
-    assert not any(leaf.requires_grad for leaf in leaves(got))
+    expected = model(image, query, **kwargs)
+    with mode():
+        outputs = model(image.clone().requires_grad_(), query, **kwargs)
+        assert torch.is_grad_enabled() == (mode is torch.enable_grad)
+    assert equal(outputs, expected)
+    assert not any(leaf.requires_grad for leaf in leaves(outputs))
 
 
-def test_what_the_package_does_not_allow_is_refused_before_anything_runs(model):
+def test_what_the_package_does_not_allow_is_refused_before_anything_runs(model, here, monkeypatch):
     (image, query), kwargs = tiny.example()
+    monkeypatch.setattr(isolated.TensorSocket, "send", lambda *_: pytest.fail("something was sent"))
     for call in (
-        lambda: model(image.double(), query, **kwargs),
-        lambda: model(image[:, :, :30], query, **kwargs),
-        lambda: model(image, {**query, "mode": "plain"}, **kwargs),
-        lambda: model(image, query),
-        lambda: model(image, query, **kwargs, temperature=2.0),
-        lambda: model(image.to("meta"), query, **kwargs),
+        lambda model: model(image.double(), query, **kwargs),
+        lambda model: model(image[:, :, :30], query, **kwargs),
+        lambda model: model(image, {**query, "mode": "plain"}, **kwargs),
+        lambda model: model(image, query),
+        lambda model: model(image, query, **kwargs, temperature=2.0),
+        lambda model: model(image.to("meta"), query, **kwargs),
     ):
-        with pytest.raises(InputError) as error:
-            call()
-        assert error.value.exit_code == 2
+        said = []
+        for each in (model, here):
+            with pytest.raises(InputError) as error:
+                call(each)
+            assert error.value.exit_code == 2
+            said.append(str(error.value))
+        assert said[0] == said[1]
+    monkeypatch.undo()
     assert leaves(model(image, query, **kwargs))
 
 
@@ -102,9 +129,8 @@ def test_the_recorded_cases_are_calls_and_answers(model):
         model.cases[2]
 
 
-def test_a_closed_model_says_so(tiny_package):
-    model = exportkit.load(tiny_package)
-    with model:
+def test_a_closed_model_says_so(way, tiny_package):
+    with way(tiny_package) as model:
         args, kwargs = tiny.example()
         kept = model(*args, **kwargs)
     assert leaves(kept)[0].isfinite().all()  # outputs outlive the model
@@ -117,18 +143,21 @@ def test_a_closed_model_says_so(tiny_package):
     model.close()  # once more does no harm
 
 
-def test_closing_lets_calls_finish_that_have_begun(tiny_package):
+def test_closing_lets_calls_finish_that_have_begun(way, tiny_package):
     args, kwargs = tiny.example(4, 6)
-    for _ in range(5):
-        model = exportkit.load(tiny_package, runners=2)
+    for _ in range(3):
+        with way(tiny_package) as model:
+            expected, answers = model(*args, **kwargs), []
 
-        def work(model: exportkit.Model) -> None:
-            with contextlib.suppress(ModelClosedError):
-                while True:
-                    assert leaves(model(*args, **kwargs))[0].shape == (4, 3)
+            def work(model: exportkit.Model, expected: object = expected, answers: list[bool] = answers) -> None:
+                with contextlib.suppress(ModelClosedError):
+                    while True:
+                        answers.append(equal(model(*args, **kwargs), expected))
 
-        with beside(work, [model] * 3):
-            model.close()
+            with beside(work, [model] * 4):  # for two runners
+                assert eventually(lambda answers=answers: len(answers) > 20)
+                model.close()
+            assert all(answers)
 
 
 def test_a_failure_of_the_compiled_code_names_its_inputs(tiny_package, monkeypatch):
@@ -147,8 +176,6 @@ def test_a_failure_of_the_compiled_code_names_its_inputs(tiny_package, monkeypat
 
 
 def test_a_manifest_that_is_wrong_about_the_outputs_is_found_out(tiny_files, tmp_path):
-    import msgspec
-
     call = tiny.call()
     result = msgspec.structs.replace(call.result, keys=("regions",), items=call.result.items[:1])
     call = msgspec.structs.replace(call, result=result, outputs=call.outputs[:2])
@@ -156,15 +183,3 @@ def test_a_manifest_that_is_wrong_about_the_outputs_is_found_out(tiny_files, tmp
     args, kwargs = tiny.example()
     with pytest.raises(ManifestConsistencyError, match="returned 3 tensors; the manifest lists 2"):
         model(*args, **kwargs)
-
-
-def test_a_case_that_does_not_fit_the_call_is_refused(tiny_files, tmp_path):
-    """Each way is in tests/adversarial/test_rules_state.py."""
-    args, kwargs = tiny.example()
-    tensors = tiny.case_tensors(args, kwargs, leaves(tiny.Tiny()(*args, **kwargs)))
-    del tensors["0.output.1"]
-    name = "exportkit/cases/0.safetensors"
-    cases = (tiny.one_call(name, batch=3, gh=2),)
-    package = tiny.write(tmp_path / "bad.pt2", tiny_files, extra={name: save(tensors)}, cases=cases)
-    with exportkit.load(package) as model, pytest.raises(CaseError, match=r"has no 0.output.1 \(regions.doubled\)"):
-        model.cases[0]

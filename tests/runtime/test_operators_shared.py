@@ -1,24 +1,22 @@
-"""Packages that bring the same operators into one process: one file serves them all, a second build is refused."""
+"""Packages that bring the same operators into one process: one file serves them all, a second build is refused.
+
+tests/test_libraries.py has what is refused in every way that a build comes into a process.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 import shutil
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from exportkit.libraries import host_platform
 from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
-from tests.artifacts import THIRD_PARTY, artifact
+from tests.artifacts import artifact
 from tests.fixtures import softpool_library
-from tests.package import c_library
 from tests.runtime import tiny
-from tests.runtime.test_loader import PEAKS, POOL, RECORD, library
+from tests.runtime.test_loader import PEAKS, POOL, RECORD
 from tests.subprocesses import run_python
 
 PRELUDE = """
@@ -84,7 +82,7 @@ def test_a_second_build_is_refused_with_both_digests_and_what_differs(softpool_p
         tmp_path / "other.pt2",
         tiny_files,
         extra={RECORD: other.read_bytes()},
-        libraries=(library(other.read_bytes(), *schemas),),
+        libraries=(tiny.library(other.read_bytes(), *schemas),),
     )
     code = """
 model = exportkit.load(sys.argv[1])
@@ -100,43 +98,6 @@ alive()
     assert f"    in this file only: {schemas[2]}\n    the same in both: {POOL}\n" in said
     assert "isolate=True" in said
     assert said.endswith("alive\n")
-
-
-@pytest.mark.parametrize(
-    "how", ["torch.ops.load_library(os.environ['SOFTPOOL_LIBRARY'])", "import softpool", "import ctypes, softpool"]
-)
-def test_a_build_that_the_user_loaded_is_known(softpool_package, misbehaving_package, tmp_path, how):
-    """By the file itself, or by importing the operators' own package; `exportkit` had no part in either."""
-    code = f"""
-{how}
-print(refused(LibraryConflictError, sys.argv[2]))
-check(exportkit.load(sys.argv[1]))
-alive()
-"""
-    built = softpool_library.build()
-    search = os.pathsep.join([str(THIRD_PARTY), os.environ.get("PYTHONPATH", "")])
-    said = run_python(
-        f"import sys; sys.path[:0] = {search.split(os.pathsep)!r}\n{PRELUDE}{code}",
-        *(softpool_package, misbehaving_package),
-        cwd=tmp_path,
-        SOFTPOOL_LIBRARY=str(built),
-    )
-    assert re.search(
-        rf"by sha256 {sha256(built)} from {built} \(registered at \S+\), which exportkit did not load", said
-    )
-    assert f"(sha256 {sha256(softpool_library.misbehaving())}) defines it too" in said
-    assert said.endswith("alive\n")
-
-
-def test_operators_that_python_defined_are_no_crash(softpool_package, tmp_path):
-    code = """
-torch.library.define("softpool::pool", "(Tensor x, Tensor weights, float temperature=1.0) -> Tensor")
-print(refused(LibraryConflictError, sys.argv[1]))
-"""
-    said = run_python(PRELUDE + code, softpool_package, cwd=tmp_path)
-    assert re.search(r"already registered, by code \(registered at \S+\.py:\d+\), which exportkit did not load", said)
-    assert f"    in this file only: {PEAKS}\n" in said
-    assert f"    the same in both: {POOL}" in said
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -172,17 +133,14 @@ def test_a_load_that_failed_half_way_leaves_what_the_next_can_use(
 ):
     """The libraries that were loaded before it failed stay, since nothing can unload them, and are shared."""
     content = softpool_library.build().read_bytes()
-    second = f"exportkit/ops/{host_platform()}/libzzz.so"
-    extra, libraries, operators, files = {RECORD: content}, [library(content, POOL, PEAKS)], (), dict(tiny_files)
+    extra, libraries, operators, files = {RECORD: content}, [tiny.library(content, POOL, PEAKS)], (), dict(tiny_files)
     if failure == "linker":
         text = b"no ELF file" * 100
-        extra[second] = text
-        libraries.append(msgspec.structs.replace(library(text, "zzz::op(Tensor x) -> Tensor"), record=second))
+        libraries.append(tiny.library(text, "zzz::op(Tensor x) -> Tensor", name="libzzz.so"))
+        extra[libraries[1].record] = text
     elif failure == "schema":
-        from exportkit.package.manifest import Operator
-
-        operators = (Operator(name="softpool::pool", schema="softpool::pool(Tensor x) -> Tensor"),)
-        libraries = [library(content, operators[0].schema, PEAKS)]
+        libraries = [tiny.library(content, "softpool::pool(Tensor x) -> Tensor", PEAKS)]
+        operators = libraries[0].defines[:1]
     else:
         broken = tmp_path / "broken.so"
         broken.write_bytes(b"\x7fELF" + bytes(5000))
@@ -203,55 +161,6 @@ alive()
         "code": "cannot load target cpu of half.pt2",
     }
     assert said.count(words[failure]) == 3
+    assert failure != "code" or "EXPORTKIT_CACHE" in said
     assert f"already registered, by sha256 {hashlib.sha256(content).hexdigest()}" in said
     assert said.endswith("alive\n")
-
-
-def test_another_build_of_a_library_that_adds_kernels_is_refused(tiny_files, tmp_path):
-    """Its name is all that tells: it defines nothing, and would replace the kernels of the first for all its users."""
-    record = f"exportkit/ops/{host_platform()}/libkernels.so"
-    packages = []
-    for number in (1, 2):
-        (tmp_path / str(number)).mkdir()
-        file = c_library.build(
-            tmp_path / str(number), f"int kernels(void) {{ return {number}; }}", name="libkernels.so"
-        )
-        described = msgspec.structs.replace(library(file.read_bytes()), record=record)
-        packages.append(
-            tiny.write(tmp_path / f"{number}.pt2", tiny_files, extra={record: file}, libraries=(described,))
-        )
-    code = """
-one = exportkit.load(sys.argv[1])
-two = exportkit.load(sys.argv[1])
-print(refused(LibraryConflictError, sys.argv[2]))
-"""
-    said = run_python(PRELUDE + code, *packages, cwd=tmp_path)
-    assert "another build of libkernels.so is loaded in this process: sha256 " in said
-
-
-def test_a_library_of_which_nothing_is_known_is_looked_into_by_another_process(tmp_path):
-    code = """
-from pathlib import Path
-from exportkit.libraries import load_library
-load_library(Path(sys.argv[1]))
-try:
-    load_library(Path(sys.argv[2]))
-except LibraryConflictError as error:
-    print(error.message)
-alive()
-"""
-    said = run_python(PRELUDE + code, softpool_library.build(), softpool_library.other_schemas(), cwd=tmp_path)
-    assert f"already registered, by sha256 {sha256(softpool_library.build())} from " in said
-    assert said.endswith("alive\n")
-
-
-def test_a_library_that_is_loaded_from_a_path_that_is_no_text_is_in_nobodys_way(softpool_package, tmp_path):
-    known = """
-from pathlib import Path
-from exportkit import libraries
-path = Path(os.fsdecode(b"/no text \\xff/libnobody.so"))
-libraries._loaded["0" * 64] = libraries.LoadedLibrary(path, "0" * 64, frozenset({"nobody"}))
-check(exportkit.load(sys.argv[1]))
-alive()
-"""
-    assert run_python(PRELUDE + known, softpool_package, cwd=tmp_path) == "alive\n"

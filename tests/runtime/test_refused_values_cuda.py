@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +10,8 @@ import torch
 
 import exportkit
 from exportkit.errors import RefusedValueError, SessionBrokenError
-from exportkit.serve.statuses import BadRequestError
 from tests.artifacts import artifact
 from tests.runtime import refusing_models
-from tests.serve.engine.asking import GATHERING, only, request, serving, tensors
 
 pytestmark = pytest.mark.cuda
 
@@ -120,21 +117,6 @@ def test_a_worker_says_it_at_once():
             with pytest.raises(RefusedValueError, match=f"index {value}"):
                 model(ids(value))
             assert torch.equal(model(ids()), expected)
-
-
-def test_a_server_refuses_the_request_alone():
-    async def run() -> None:
-        async with serving(artifact("words-cuda"), devices=("cuda:0",), batch=GATHERING) as repository:
-            served, good = only(repository), {"ids": torch.tensor([[1, 2]])}
-            (expected,) = tensors(await served.infer(request(good))).values()
-            for value in VALUES:
-                asked = [good, {"ids": torch.tensor([[1, value]])}, good]
-                answers = await asyncio.gather(*(served.infer(request(e)) for e in asked), return_exceptions=True)
-                assert isinstance(answers[1], BadRequestError), answers[1]
-                for answer in (answers[0], answers[2]):
-                    assert torch.equal(*tensors(answer).values(), expected)
-
-    asyncio.run(asyncio.wait_for(run(), 120))
 
 
 def test_every_operator_refuses_what_it_has_to(options, monkeypatch):

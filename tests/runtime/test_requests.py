@@ -12,16 +12,15 @@ import torch
 
 import exportkit
 from exportkit.errors import InputError, ModelClosedError, ModelRunError, UsageError
-from exportkit.runtime.requests import joined, joined_shapes
 from exportkit.serve.protocol.datatypes import DATATYPES
 from tests.artifacts import artifact
 from tests.fixtures.softpool_library import RAISE
-from tests.runtime import everything, exportkit_run, tiny
+from tests.runtime import everything, exportkit_run, tiny, ways
 from tests.runtime.everything import drawn, example
 from tests.runtime.isolation import equal
 from tests.serve.engine import ticker
 
-SIZES = [(1,), (40,), (2, 1, 3), (1, 1), (3,) * 13]
+SIZES = [(1,), (40,), (0,), (0, 2), (2, 1, 3), (1, 1), (3,) * 13]
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -33,10 +32,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return everything.write(tmp_path_factory.mktemp("everything") / "everything.pt2")
 
 
-@pytest.fixture(scope="module", params=["here", "isolated"])
+@pytest.fixture(scope="module", params=ways.PYTHON)
 def model(request: pytest.FixtureRequest, package: Path) -> Iterator[exportkit.Model]:
-    with exportkit.load(package, isolate=request.param == "isolated", runners=4) as loaded:
-        yield loaded
+    yield from ways.opened(request, package)
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
@@ -53,13 +51,6 @@ def test_rows_of_every_dtype_are_answered_together(model, sizes):
     times = (answers.input_seconds, answers.wait_seconds, answers.run_seconds, answers.output_seconds)
     assert all(each >= 0 for each in times)
     assert sum(times) <= spent
-
-
-def test_requests_without_rows_are_answered(model):
-    (output,) = model.run_requests([example(0)], [0]).outputs
-    assert output.shape[0] == 0
-    outputs = model.run_requests([example(0), example(2)], range(len(DATATYPES))).outputs
-    assert {output.shape[0] for output in outputs} == {2}
 
 
 def test_only_the_outputs_that_are_asked_for_come_back_and_in_that_order(model):
@@ -144,38 +135,6 @@ def test_inputs_without_dimensions_are_not_put_together(tiny_package):
         assert model.run_requests([request], [0]).outputs[0].shape[0] == 2
         with pytest.raises(InputError, match="`offset` must have size 5 in dimension 0"):
             model.run_requests([request, request], [0])
-
-
-def test_the_cpp_runtime_refuses_what_does_not_fit_together(package):
-    exportkit_run.require_built()
-    one, short = example(2), example(2)
-    with exportkit.load(package) as model:
-        run = model._code.runners["forward"].run_requests
-        turned = torch.rand(2, 3).t().contiguous().t()
-        for place, other in ((1, drawn(torch.uint8, 2, 4)), (1, drawn(torch.uint8, 2)), (1, drawn(torch.int8, 2, 3))):
-            with pytest.raises(RuntimeError, match="fit together"):
-                run([one, [*short[:place], other, *short[place + 1 :]]], [0])
-        with pytest.raises(RuntimeError, match="fit together"):
-            run([[torch.tensor(True), *one[1:]], [torch.tensor(True), *short[1:]]], [0])
-        with pytest.raises(RuntimeError, match="not contiguous"):
-            run([[one[0], turned, *one[2:]]], [0])
-        with pytest.raises(RuntimeError, match="1 tensors of 2 requests"):
-            torch.ops.exportkit.run_requests(model._code.runners["forward"]._handle, one[:1], 2, [0], [], [])
-        for count in (0, -1):
-            with pytest.raises(RuntimeError, match=f"tensors of {count} requests"):
-                torch.ops.exportkit.run_requests(model._code.runners["forward"]._handle, one, count, [0], [], [])
-        for output in (-1, len(DATATYPES)):
-            with pytest.raises(RuntimeError, match=f"no output {output}"):
-                run([one], [output])
-        assert bits(run([one], [1]).outputs[0]) == bits(one[1])
-
-
-def test_requests_that_run_alone_are_not_copied_and_shapes_are_those_of_all():
-    one, other = example(2), example(3)
-    assert all(a is b for a, b in zip(joined([one]), one))
-    assert joined_shapes([one]) == [tuple(tensor.shape) for tensor in one]
-    assert joined_shapes([one, other]) == [tuple(tensor.shape) for tensor in joined([one, other])]
-    assert joined_shapes([[torch.tensor(1.0)]]) == [()]
 
 
 def test_steps_of_sessions_run_together_as_alone(tmp_path):

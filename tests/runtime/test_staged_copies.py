@@ -10,10 +10,11 @@ import torch
 
 from exportkit.package.archive import PackageReader
 from exportkit.runtime.native import use_native
+from exportkit.runtime.weights import copied_together
 from tests.cpp_reader import CppReader, program
-from tests.fixtures.compiled import compile_once
 from tests.package import samples
-from tests.runtime.graphs_on_cpu import INCLUDES, RUNTIME, TORCH
+from tests.runtime import graphs_on_cpu
+from tests.runtime.graphs_on_cpu import RUNTIME
 from tests.runtime.test_mapped_weights import package_of
 from tests.subprocesses import run_python
 
@@ -23,10 +24,8 @@ WORTH_STAGING = 64 << 20  # of csrc/runtime/staged_copies.h
 def test_random_weights_arrive_or_the_drivers_refusal_is_told(tmp_path: Path) -> None:
     """Over a driver whose copies are as late as they may be (staged_copies.cpp)."""
     sources = [Path(__file__).with_name("staged_copies.cpp"), RUNTIME / "staged_copies.cpp"]
-    command = ["g++", "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", *INCLUDES, *sources, f"-L{TORCH / 'lib'}"]
-    command += ["-lc10", "-pthread", f"-Wl,-rpath,{TORCH / 'lib'}", "-Wl,--allow-shlib-undefined"]
-    program = compile_once(tmp_path / "staged_copies", command)
-    ran = subprocess.run([program, "0", "3000"], capture_output=True, text=True, check=False)
+    built = graphs_on_cpu.program(tmp_path / "staged_copies", *sources)
+    ran = subprocess.run([built, "0", "3000"], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
@@ -47,9 +46,12 @@ def odd_weights(least: int) -> list[torch.Tensor]:
     ]
 
 
-def check_copied(weights: list[torch.Tensor], device: torch.device) -> None:
+def check_copied(weights: list[torch.Tensor], device: torch.device, *, native: bool = True) -> None:
     assert use_native()
-    copies = torch.ops.exportkit.copied_together(weights, device)
+    if native:
+        copies = torch.ops.exportkit.copied_together(weights, device)
+    else:
+        copies = list(copied_together({str(place): weight for place, weight in enumerate(weights)}, device).values())
     assert len({copy.untyped_storage().data_ptr() for copy in copies}) == 1
     for weight, copy in zip(weights, copies, strict=True):
         assert (copy.dtype, copy.shape, copy.stride()) == (weight.dtype, weight.shape, weight.stride())
@@ -58,9 +60,9 @@ def check_copied(weights: list[torch.Tensor], device: torch.device) -> None:
         assert torch.equal(*flat)
 
 
-@pytest.mark.parametrize("least", [0, WORTH_STAGING])
-def test_odd_weights_are_copied_bit_by_bit(device: torch.device, least: int) -> None:
-    check_copied(odd_weights(least), device)
+@pytest.mark.parametrize(("native", "least"), [(True, 0), (True, WORTH_STAGING), (False, 0)])
+def test_odd_weights_are_copied_bit_by_bit(device: torch.device, native: bool, least: int) -> None:
+    check_copied(odd_weights(least), device, native=native)
 
 
 @pytest.mark.cuda
@@ -79,6 +81,7 @@ FROM_A_FILE = """
 import sys, torch
 from exportkit.package.archive import PackageReader
 from exportkit.runtime.native import use_native
+from exportkit.runtime.weights import copied_together
 from exportkit.runtime.weights import mapped_weights
 def resident():
     kib = 0

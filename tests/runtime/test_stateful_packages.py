@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import exportkit
 from exportkit.errors import WeightsError
 from tests.artifacts import artifact
 from tests.runtime import exportkit_run, ways
@@ -35,32 +34,6 @@ def greedy(session: Any, tokens: int) -> list[torch.Tensor]:
 def close(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other.detach(), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("isolate", [False, True])
-def test_recorded_sequences_are_replayed_to_the_recorded_answers_and_state(isolate):
-    with exportkit.load(artifact("decoder"), isolate=isolate) as model:
-        replay(model)
-
-
-def replay(model: exportkit.Model) -> None:
-    for case in model.cases:
-        if not any(model.methods[call.method].stateful for call in case.calls):
-            (call,) = case.calls
-            output = model.methods[call.method](*case.args, **case.kwargs)
-            torch.testing.assert_close(output, case.outputs, rtol=1e-4, atol=1e-4)
-            continue
-        with model.session(**case.state_sizes) as session:
-            for call in case.calls:
-                named = dict(zip((p.name for p in model.methods[call.method].call.parameters), call.args))
-                output = session.methods[call.method](*call.args, **call.kwargs)
-                torch.testing.assert_close(output, call.outputs, rtol=1e-4, atol=1e-4)
-                for name, written in call.written.items():
-                    torch.testing.assert_close(named[name], written, rtol=1e-4, atol=1e-4)
-            for name, tensor in case.state.items():
-                torch.testing.assert_close(session.state[name], tensor, rtol=1e-4, atol=1e-4)
-    assert {len(case.calls) > 1 for case in model.cases} == {True, False}
-    assert any(case.state for case in model.cases)
 
 
 def test_they_are_replayed_in_c_and_by_exportkit_run(c_library):
@@ -137,17 +110,3 @@ def test_what_a_call_answered_is_not_changed_by_the_next(model):
         token, heard = torch.tensor([[3], [3]]), torch.zeros(2, WIDTH)
         session.decode(token, heard)
         assert all(map(torch.equal, kept, copies))
-
-
-def test_two_texts_in_turns_are_each_as_alone(model):
-    with model.session(batch=2) as alone:
-        expected = greedy(alone, 5)
-    with model.session(batch=2) as one, model.session(batch=2) as other:
-        ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
-        got = [one.prefill(ids)]
-        other.prefill(ids.flip(1))
-        for _ in range(5):
-            heard = torch.zeros(2, WIDTH)
-            got += [one.decode(got[-1 if len(got) == 1 else -2].argmax(-1, keepdim=True), heard), heard]
-            other.decode(torch.tensor([[7], [8]]), torch.zeros(2, WIDTH))
-        assert all(map(torch.equal, got, expected))

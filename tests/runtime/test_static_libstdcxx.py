@@ -19,7 +19,6 @@ from exportkit import doctor
 from exportkit.errors import CompilerError
 from exportkit.export.compile import aot_inductor, usable_compiler
 from exportkit.package.elf import read_elf
-from tests.fixtures import stock_loader
 from tests.runtime import tiny
 from tests.subprocesses import ROOT, run_python
 
@@ -77,12 +76,6 @@ def test_it_loads_beside_a_model_that_is_not(static_package, tiny_package):
         args, kwargs = tiny.example()
         for model in (usual, static, usual):
             assert torch.equal(model(*args, **kwargs)["regions"].doubled, args[0] * 2)
-
-
-def test_a_program_in_cpp_loads_it(static_package, tiny_package):
-    """The libraries that a program is linked with are found before those that it opens."""
-    for package in (tiny_package, static_package):
-        stock_loader.check("Flat", package)
 
 
 def test_export_refuses_what_such_a_compiler_made(static_files):

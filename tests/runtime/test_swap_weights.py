@@ -12,7 +12,6 @@ import msgspec
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 import exportkit
 from exportkit.errors import DigestMismatchError, ModelClosedError, ModelLoadError, WeightsError
@@ -21,25 +20,8 @@ from exportkit.runtime.weights import replaced_weights
 from tests.artifacts import artifact
 from tests.export.weights_models import Weighted
 from tests.runtime import ways
+from tests.runtime.fine_tunes import State, X, eager, save, state
 from tests.subprocesses import run_python
-
-State = dict[str, torch.Tensor]
-X = torch.linspace(-1, 1, 48).reshape(3, 16)
-
-
-def state(seed: int) -> State:
-    """That of another fine-tune."""
-    return {name: tensor.detach().clone() for name, tensor in Weighted(seed).state_dict().items()}
-
-
-def eager(seed: int, x: torch.Tensor = X) -> torch.Tensor:
-    with torch.no_grad():
-        return Weighted(seed).eval()(x)
-
-
-def save(path: Path, tensors: State) -> Path:
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    return path
 
 
 @pytest.fixture
@@ -49,8 +31,14 @@ def model() -> Iterator[exportkit.Model]:
 
 
 @pytest.fixture(params=ways.EVERY)
-def every_model(request: pytest.FixtureRequest) -> Iterator[Any]:
-    yield from ways.opened(request, artifact("weighted"))
+def way(request: pytest.FixtureRequest) -> ways.Open:
+    return ways.opener(request)
+
+
+@pytest.fixture
+def every_model(way: ways.Open) -> Iterator[Any]:
+    with way(artifact("weighted")) as model:
+        yield model
 
 
 def test_every_weight_of_every_kind_takes_effect(every_model: Any) -> None:
@@ -61,18 +49,6 @@ def test_every_weight_of_every_kind_takes_effect(every_model: Any) -> None:
             answers = list(pool.map(every_model.forward, [X] * 8))
         assert all(torch.equal(answer, answers[0]) for answer in answers)
         torch.testing.assert_close(answers[0], eager(seed))
-
-
-@pytest.mark.parametrize("name", sorted(Weighted().state_dict().keys() - {"tied"}))
-def test_each_weight_alone_takes_effect(model: exportkit.Model, name: str) -> None:
-    new = state(0)
-    new[name] = state(1)[name]
-    new["tied"] = new["mix"]
-    changed = Weighted(0).eval()
-    changed.load_state_dict(new)
-    model.swap_weights(new)
-    with torch.no_grad():
-        torch.testing.assert_close(model(X), changed(X))
 
 
 def test_a_file_and_tensors_by_name_give_one_answer(every_model: Any, tmp_path: Path) -> None:
@@ -107,15 +83,6 @@ def test_what_was_given_may_change_afterwards(model: exportkit.Model, tmp_path: 
         file.write_bytes(bytes(file.stat().st_size))
         torch.testing.assert_close(model(X), eager(1))
         save(file, state(1))
-
-
-def test_the_next_load_has_the_packages_weights(model: exportkit.Model) -> None:
-    before = artifact("weighted").read_bytes()
-    model.swap_weights(state(1))
-    with exportkit.load(artifact("weighted"), device="cpu") as other:
-        torch.testing.assert_close(other(X), eager(0))
-        torch.testing.assert_close(model(X), eager(1))
-    assert artifact("weighted").read_bytes() == before
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -162,11 +129,12 @@ def test_what_is_no_file_of_weights_is_refused(every_model: Any, tmp_path: Path)
     assert torch.equal(every_model.forward(X), before)
 
 
+@pytest.mark.parametrize("way", ways.PYTHON, indirect=True)
 @pytest.mark.parametrize("value", [1.0, torch.empty(8, device="meta"), torch.eye(3).to_sparse()])
-def test_what_is_no_tensor_with_data_is_refused(model: exportkit.Model, value: object) -> None:
+def test_what_is_no_tensor_with_data_is_refused(every_model: Any, value: object) -> None:
     with pytest.raises(WeightsError, match="few is not a tensor with data"):
-        model.swap_weights({**state(1), "few": value})  # type: ignore[dict-item]
-    torch.testing.assert_close(model(X), eager(0))
+        every_model.swap_weights({**state(1), "few": value})
+    torch.testing.assert_close(every_model(X), eager(0))
 
 
 def test_weights_inside_the_code_are_not_swapped() -> None:
@@ -201,15 +169,16 @@ def test_a_failure_between_leaves_the_old_weights(model: exportkit.Model, monkey
     torch.testing.assert_close(model(X), before)
 
 
-def test_a_package_that_was_written_to_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["here", "C"], indirect=True)
+def test_a_package_that_was_written_to_meanwhile_is_noticed(way: ways.Open, tmp_path: Path) -> None:
     package = tmp_path / "copy.pt2"
     package.write_bytes(artifact("weighted").read_bytes())
-    with exportkit.load(package, device="cpu") as model:
-        before = model(X)
+    with way(package) as model:
+        before = model.forward(X)
         package.touch()
         with pytest.raises(DigestMismatchError, match="was written to while it was open"):
             model.swap_weights(state(1))
-        assert torch.equal(model(X), before)
+        assert torch.equal(model.forward(X), before)
 
 
 # --- while calls go on ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import inspect
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,6 +105,52 @@ def call() -> m.Call:
     )
 
 
+Described = tuple[str, tuple[int | m.Size | None, ...]]  # a tensor: its dtype and its sizes
+EXACT = m.OutputTolerance(rtol=0.0, atol=0.0)
+BATCH = m.Size(dimension="batch")
+
+
+def tensors_call(
+    inputs: Mapping[str, Described],
+    outputs: Mapping[str, Described] | Sequence[Described],
+    *,
+    tolerance: m.OutputTolerance = EXACT,
+    **ranges: tuple[int, int],
+) -> m.Call:
+    """A call that takes tensors by position, and returns a dict of tensors, or a list of them."""
+    named = outputs if isinstance(outputs, Mapping) else {str(i): each for i, each in enumerate(outputs)}
+    items = tuple(m.TensorNode(index=i) for i in range(len(named)))
+    return m.Call(
+        parameters=tuple(
+            m.Parameter(name=name, kind="positional", value=m.TensorNode(index=i)) for i, name in enumerate(inputs)
+        ),
+        inputs=tuple(m.TensorInput(name=n, dtype=d, shape=shape, written=None) for n, (d, shape) in inputs.items()),
+        result=m.MappingNode(keys=tuple(named), items=items)
+        if named is outputs
+        else m.SequenceNode(kind="list", items=items),
+        outputs=tuple(
+            m.TensorOutput(name=n, dtype=d, shape=shape, tolerance=tolerance) for n, (d, shape) in named.items()
+        ),
+        dimensions=tuple(m.Dimension(name=name, min=least, max=most) for name, (least, most) in ranges.items()),
+    )
+
+
+def library(content: bytes, *schemas: str, name: str = "libtoy.so", **changes: Any) -> m.Library:
+    """A library with this content, which defines operators, with some of its keys changed."""
+    plain = m.Library(
+        record=f"exportkit/ops/{host_platform()}/{name}",
+        sha256=hashlib.sha256(content).hexdigest(),
+        platform=host_platform(),
+        device="cpu",
+        kernels=("cpu",),
+        defines=tuple(m.Operator(name=schema.partition("(")[0], schema=schema) for schema in schemas),
+        needs_torch="2.11",
+        torch_bound=None,
+        needs=(),
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
 def compiled(
     module: torch.nn.Module,
     args: tuple[Any, ...],
@@ -180,6 +226,15 @@ def case_tensors(args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> dict[st
 def one_call(record: str, **sizes: int) -> m.Case:
     """A recorded case of one call of `forward`, without references."""
     return m.Case(record=record, calls=(m.CaseCall(method="forward", sizes=sizes),))
+
+
+def write_code(
+    path: Path, code: bytes = b"\x7fELF compiled code" * 100, *, record: str = "a.so", **changes: Any
+) -> Path:
+    """Writes a package whose code is not run."""
+    file = path.with_name(f"{path.stem}.so")
+    file.write_bytes(code)
+    return write(path, {record: file}, **changes)
 
 
 def forward(of: m.Call) -> tuple[m.PackagedMethod, ...]:

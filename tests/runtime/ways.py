@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,16 @@ PYTHON = ["here", "isolated", "without the C++ runtime"]
 EVERY = [*PYTHON, "C"]
 
 
+Open = Callable[[Path], AbstractContextManager[Any]]
+
+
+def opener(request: pytest.FixtureRequest) -> Open:
+    """Opens packages by the way that is the fixture's parameter, and closes them."""
+    return contextmanager(partial(opened, request))
+
+
 def opened(request: pytest.FixtureRequest, package: Path) -> Iterator[Any]:
-    """Opens a package by the way that is the fixture's parameter, and closes it."""
+    """The same for the only package of a fixture."""
     if request.param == "C":
         model: Any = CModel(request.getfixturevalue("c_library").open(package, runners=2))
     else:
