@@ -5,18 +5,17 @@ from __future__ import annotations
 import inspect
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from exportkit import ExportSpec
 from exportkit.cli.app import main
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.models.call_signature import BoundCall, describe_call
 from exportkit.export.models.resolve import resolve
 from exportkit.export.models.resolved import EagerModel, SavedProgram
 from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes
@@ -27,115 +26,84 @@ from exportkit.export.trace.explain import explain_refusal
 from exportkit.export.trace.judged_sizes import export_judged
 from exportkit.export.trace.size_search import sizes_that_trace
 from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask
+from tests.export.function_models import spec_of, tracing_task
 from tests.gallery.entries import operator_library
 
 GALLERY = Path("tests/gallery")
 
 
-def eager(model: torch.nn.Module, *inputs: Tensor, **shapes: dict[int, str]) -> EagerModel:
-    return EagerModel(ExportSpec(model=model, example_inputs=inputs, dynamic_shapes=shapes))
+def eager(function: Callable[..., Any], *inputs: Tensor, **shapes: dict[int, str]) -> EagerModel:
+    return EagerModel(spec_of(function, *inputs, shapes=shapes))
 
 
-class TwoBranches(torch.nn.Module):
-    def forward(self, x: Tensor, n: Tensor) -> Tensor:
-        if x.sum() > 0:
-            x = x + 1
-        rows = int(n)
-        return x * rows
-
-
-def lines_of(draft: Draft) -> list[tuple[str | None, int | None, str | None]]:
-    return [(finding.file, finding.line, finding.source) for finding in draft.findings]
+def two_branches(x: Tensor, n: Tensor) -> Tensor:
+    if x.sum() > 0:
+        x = x + 1
+    rows = int(n)
+    return x * rows
 
 
 @pytest.mark.parametrize("again", [False, True])  # torch writes a file's name only once in a process
-def test_every_line_that_needs_a_value_is_reported_with_its_variables(again: bool) -> None:
-    draft = draft_of(eager(TwoBranches(), torch.ones(2, 3), torch.tensor(2)), TraceOptions())
-    first = inspect.getsourcelines(TwoBranches)[1] + 2
-    assert lines_of(draft) == [(__file__, first, "if x.sum() > 0:"), (__file__, first + 2, "rows = int(n)")]
-    branch, number = draft.findings
+def test_every_line_that_needs_a_value_is_reported_with_its_variables_and_nothing_else(
+    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    branch, number = draft_of(eager(two_branches, torch.ones(2, 3), torch.tensor(2)), TraceOptions()).findings
+    line = inspect.getsourcelines(two_branches)[1] + 1
+    assert (branch.file, branch.line, branch.source) == (__file__, line, "if x.sum() > 0:")
+    assert (number.file, number.line, number.source) == (__file__, line + 2, "rows = int(n)")
     assert branch.kind == number.kind == "value"
     assert "it was True for the example inputs" in branch.message
     assert "torch.cond" in (branch.hint or "")
     assert "Leave int()" in (number.hint or "")
     assert "[2, 3]" in branch.variables["x"]
-
-
-def test_a_draft_leaves_no_file_behind_and_says_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert draft_of(eager(TwoBranches(), torch.ones(2, 3), torch.tensor(2)), TraceOptions()).findings
     assert not list(tmp_path.iterdir())
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("WithoutFake", "operator exportkit_gallery::without_fake has no fake kernel"),
-        ("WrongFake", "the fake kernel of exportkit_gallery::wrong_fake is wrong: mismatch between fake value 5"),
-        (
-            "InPython",
-            "operator exportkit_gallery_python::twice (called at operators.py:174 in forward) is implemented in Python",
-        ),
-    ],
-)
-def test_an_operator_that_cannot_travel_is_a_finding(name: str, message: str) -> None:
-    model = resolve(f"{GALLERY}/operators.py:{name}", inputs=["x=float32[4,3]"], op_libraries=[operator_library()])
+def test_an_operator_that_cannot_travel_is_a_finding() -> None:
+    model = resolve(f"{GALLERY}/operators.py:WithoutFake", inputs=["x=float32[4,3]"], op_libraries=[operator_library()])
     (finding,) = draft_of(model, TraceOptions()).findings
-    assert finding.kind == "operator"
-    assert finding.operator is not None
-    assert finding.operator in message
-    assert finding.message.startswith(message)
+    assert (finding.kind, finding.operator) == ("operator", "exportkit_gallery::without_fake")
+    assert finding.message.startswith("operator exportkit_gallery::without_fake has no fake kernel")
     assert finding.hint
 
 
-class Rows(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.reshape(x.shape[0] // 8, 8, -1).sum(1)
+def rows(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0] // 8, 8, -1).sum(1)
 
 
-class Sum(torch.nn.Module):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + y
+def added(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
 
 
-class Fixed(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.ones(4, 3)
+def fixed(x: Tensor) -> Tensor:
+    return x + torch.ones(4, 3)
 
 
-class Short(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x if x.shape[0] <= 5 else x * 2
+def short(x: Tensor) -> Tensor:
+    return x if x.shape[0] <= 5 else x * 2
 
 
-ROWS = (Rows(), (torch.rand(64, 3),), {"x": {0: "n[8:100]"}})
-SUM = (Sum(), (torch.rand(4, 3), torch.rand(4, 3)), {"x": {0: "a[1:8]"}, "y": {0: "b[1:8]"}})
-FIXED = (Fixed(), (torch.rand(4, 3),), {"x": {0: "n[1:8]"}})
-SHORT = (Short(), (torch.rand(4, 3),), {"x": {0: "n[1:8]"}})
-
-
-def test_a_size_is_a_finding_with_the_sizes_that_work() -> None:
-    model, inputs, shapes = ROWS
-    draft = draft_of(eager(model, *inputs, **shapes), TraceOptions())
-    assert [finding.kind for finding in draft.findings] == ["size"]
-    assert [change.option for change in draft.changes] == ["--dynamic 'x:0=8*n[1:12]'"]
+X, Y = torch.rand(4, 3), torch.rand(4, 3)
 
 
 def test_a_sound_model_has_no_findings() -> None:
-    assert draft_of(eager(Sum(), torch.rand(4, 3), torch.rand(4, 3)), TraceOptions()) == Draft(())
+    assert draft_of(eager(added, X, Y), TraceOptions()) == Draft(())
 
 
-@pytest.mark.parametrize(("case", "dynamic"), [(ROWS, ("x:0=8*n[1:12]",)), (SUM, ("y:0=a[1:8]",))])
-def test_ties_and_multiples_are_applied_unasked(case, dynamic: Sequence[str]) -> None:
-    model, inputs, shapes = case
-    resolved = eager(model, *inputs, **shapes)
-    changes = suggested_changes(resolved, TraceOptions(), allow_narrowing=False)
+@pytest.mark.parametrize(
+    ("model", "dynamic"),
+    [
+        (eager(rows, torch.rand(64, 3), x={0: "n[8:100]"}), ("x:0=8*n[1:12]",)),
+        (eager(added, X, Y, x={0: "a[1:8]"}, y={0: "b[1:8]"}), ("y:0=a[1:8]",)),
+    ],
+)
+def test_ties_and_multiples_are_applied_unasked(model: EagerModel, dynamic: Sequence[str]) -> None:
+    changes = suggested_changes(model, TraceOptions(), allow_narrowing=False)
     options = with_changes(TraceOptions(), changes)
     assert options.dynamic == dynamic
-    assert suggested_changes(resolved, options, allow_narrowing=False) == ()  # the model traces with them
+    assert suggested_changes(model, options, allow_narrowing=False) == ()  # the model traces with them
 
 
 @pytest.mark.parametrize(
@@ -152,8 +120,7 @@ def test_ties_and_multiples_are_applied_unasked(case, dynamic: Sequence[str]) ->
 )
 def test_a_factor_that_does_not_suffice_is_refused_with_one_that_does(given: str, works: str | None) -> None:
     """torch.export takes all of these (pytorch#141115)."""
-    task = TracingTask(*_task(Rows(), torch.rand(48, 3)))
-    sizes = dynamic_sizes({"x": {0: given}}, task.examples)
+    task, sizes = tracing_task(spec_of(rows, torch.rand(48, 3), shapes={"x": {0: given}}))
     if works is None:
         export_judged(task, sizes)
         return
@@ -164,17 +131,14 @@ def test_a_factor_that_does_not_suffice_is_refused_with_one_that_does(given: str
     assert f"--dynamic 'x:0={works}'" in (error.hint or "")
 
 
-def _task(model: torch.nn.Module, *inputs: Tensor) -> tuple[ExportSpec, BoundCall]:
-    spec = ExportSpec(model=model.eval(), example_inputs=inputs)
-    return spec, describe_call(model, inputs, {})
-
-
-@pytest.mark.parametrize(("case", "dynamic"), [(FIXED, ("x:0=4",)), (SHORT, ("x:0=n[1:5]",))])
-def test_a_range_is_narrowed_only_where_that_is_allowed(case, dynamic: Sequence[str]) -> None:
-    model, inputs, shapes = case
+@pytest.mark.parametrize(("function", "dynamic"), [(fixed, ("x:0=4",)), (short, ("x:0=n[1:5]",))])
+def test_a_range_is_narrowed_only_where_that_is_allowed(
+    function: Callable[..., Tensor], dynamic: Sequence[str]
+) -> None:
+    model = eager(function, X, x={0: "n[1:8]"})
     with pytest.raises(ExportError, match=r"narrower than those asked for.*--allow-narrowing takes them"):
-        suggested_changes(eager(model, *inputs, **shapes), TraceOptions(), allow_narrowing=False)
-    changes = suggested_changes(eager(model, *inputs, **shapes), TraceOptions(), allow_narrowing=True)
+        suggested_changes(model, TraceOptions(), allow_narrowing=False)
+    changes = suggested_changes(model, TraceOptions(), allow_narrowing=True)
     assert with_changes(TraceOptions(), changes).dynamic == dynamic
 
 
@@ -205,9 +169,7 @@ def test_a_changed_place_replaces_the_option_given_for_it() -> None:
 
 
 def test_the_search_ends_after_the_tries_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, inputs, shapes = FIXED
-    task = TracingTask(ExportSpec(model=model, example_inputs=inputs), describe_call(model, inputs, {}))
-    sizes = dynamic_sizes(shapes, task.examples)
+    task, sizes = tracing_task(spec_of(fixed, X, shapes={"x": {0: "n[1:8]"}}))
     with pytest.raises(RefusedByTorchError) as refused:
         export_judged(task, sizes)
     tried: list[DynamicSizes] = []
@@ -223,8 +185,8 @@ def test_the_search_ends_after_the_tries_it_is_given(monkeypatch: pytest.MonkeyP
 
 
 def test_an_exported_program_has_no_sizes_to_change(tmp_path: Path) -> None:
-    program = torch.export.export(Fixed(), (torch.rand(4, 3),))
-    spec = ExportSpec(model=Fixed(), example_inputs=(torch.rand(4, 3),))
+    spec = spec_of(fixed, X)
+    program = torch.export.export(spec.model, (X,))
     saved = SavedProgram(spec, {"forward": program}, tmp_path / "a.pt2", None)
     with pytest.raises(UsageError, match=r"--draft: .* is an exported program"):
         draft_of(saved, TraceOptions())
@@ -232,14 +194,8 @@ def test_an_exported_program_has_no_sizes_to_change(tmp_path: Path) -> None:
         suggested_changes(saved, TraceOptions(), allow_narrowing=True)
 
 
-PATCHES = [
-    "export",
-    f"{GALLERY}/sizes.py:Patches",
-    "--input",
-    "image=float32[2,64,8]",
-    "--dynamic",
-    "image:1=h[32:128]",
-]
+PATCHES = ["export", f"{GALLERY}/sizes.py:Patches", "--input", "image=float32[2,64,8]"]
+PATCHES += ["--dynamic", "image:1=h[32:128]"]
 
 
 def test_the_command_prints_the_draft_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:

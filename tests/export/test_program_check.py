@@ -1,4 +1,4 @@
-"""A traced program that answers something else than eager is refused at export, with the line where that is known."""
+"""A traced program that answers something else than eager is refused at export; tests/gallery has more."""
 
 from __future__ import annotations
 
@@ -20,32 +20,6 @@ CONSTANT = "tracing made a constant of something that depends on a size"
 def export(model: torch.nn.Module, folder: Path, *inputs: Tensor, **options: Any) -> None:
     spec = ExportSpec(model=model, example_inputs=inputs, dynamic_shapes={"x": {0: "batch[2:8]"}})
     export_program(spec, folder / "out.pt2", TraceOptions(**options))
-
-
-class Remembers(torch.nn.Module):
-    """Keeps the size of the last eager call, as a shape cache does; tracing finds the example's there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not torch.compiler.is_exporting():
-            self.rows = x.shape[0]
-        return x.sum(0) / self.rows
-
-
-def test_a_size_that_became_a_constant_is_found_at_another_size_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=CONSTANT) as caught:
-        export(Remembers(), tmp_path, torch.rand(4, 3))
-    assert "answers other values than eager in output 0 at batch=2" in caught.value.message
-    assert "`return x.sum(0) / self.rows` has 4; at those sizes " in caught.value.message
-    assert not (tmp_path / "out.pt2").exists()
-
-
-def test_cases_of_the_examples_size_alone_cannot_tell(tmp_path: Path) -> None:
-    export(Remembers(), tmp_path, torch.rand(4, 3), cases=1)
-    assert (tmp_path / "out.pt2").exists()
 
 
 class Untold(torch.nn.Module):
@@ -80,16 +54,6 @@ def test_a_program_that_differs_at_the_examples_sizes_is_no_matter_of_sizes(tmp_
     ) as caught:
         export(Stubborn(), tmp_path, torch.rand(4, 3))
     assert CONSTANT not in caught.value.message
-
-
-class Sound(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return (x / x.shape[0]).softmax(0)
-
-
-def test_a_program_that_computes_with_sizes_passes(tmp_path: Path) -> None:
-    export(Sound(), tmp_path, torch.rand(4, 3))
-    assert (tmp_path / "out.pt2").exists()
 
 
 class Branches(torch.nn.Module):
