@@ -13,7 +13,6 @@ from exportkit import ExportSpec
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.artifact import export_aoti
 from exportkit.export.compile.compile_failure import failed_nodes
-from exportkit.export.compile.compile_plan import read_inductor_config
 from exportkit.export.compile.eager_kernels import (
     _is_callable,
     _values,
@@ -78,16 +77,6 @@ def test_a_conversion_is_compiled_even_where_all_kernels_are_eagers() -> None:
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     assert torch.ops.aten._to_copy.default in {node.target for node in nodes}
     assert {node.target for node in nodes if _is_callable(node.target, _values(node))} == {torch.ops.aten.add.Tensor}
-
-
-@pytest.mark.parametrize("config", ["cpp.simdlen=1", "cpp.simdlen=8"])
-def test_a_vectors_length_can_only_be_one(config: str) -> None:
-    name, value = config.split("=")
-    if value == "1":
-        assert read_inductor_config({name: value}) == {"cpp.simdlen": 1}
-    else:
-        with pytest.raises(UsageError, match="exportkit sets it"):
-            read_inductor_config({name: value})
 
 
 def test_the_node_that_failed_is_found_on_the_stack() -> None:
