@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from exportkit import load
 from exportkit.errors import ExportError, OperatorNotExportableError
-from exportkit.export.artifact import export_aoti, export_program
+from exportkit.export.artifact import export_aoti
 from exportkit.export.models.resolve import resolve
 from exportkit.export.models.source_lines import users_code
 from exportkit.export.torch_patches.opaque import opaque_operators, reads_memory
@@ -18,11 +18,9 @@ from exportkit.export.trace.preflight import check_composites, check_model
 from exportkit.libraries import load_library
 from exportkit.packaging import PackOptions, build_package
 from exportkit.reference_model import ReferenceModel
-from exportkit.spec import ExportSpec
 from exportkit.verify.options import VerifyOptions
+from tests.export.function_models import CPU, exported, spec_of
 from tests.fixtures import stable_library
-
-CPU = torch.device("cpu")
 
 
 def library() -> Path:
@@ -52,12 +50,8 @@ def fakes(ops):
 
 def test_a_kernel_that_reads_memory_is_found_out(ops) -> None:
     x = torch.rand(3)
-    found = {name for name in ("twice", "positive", "filled_with_first", "parts") if reads(getattr(ops, name), x)}
-    assert found == {"twice", "positive", "filled_with_first"}
-
-
-def reads(packet: torch._ops.OpOverloadPacket, x: Tensor) -> bool:
-    return reads_memory(packet.default, (x,), {})
+    names = ("twice", "positive", "filled_with_first", "parts")
+    assert [name for name in names if reads_memory(getattr(ops, name).default, (x,), {})] == list(names[:3])
 
 
 def test_the_fake_kernel_to_write_is_shown_in_a_form_that_torch_takes(ops) -> None:
@@ -105,19 +99,10 @@ class Net(nn.Module):
         return {"twice": ops.twice(y), "halved": halved, "positive": ops.positive(y).sum(), "parts": ops.parts(y)}
 
 
-class Twice(nn.Module):
-    """Calls one."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.exportkit_opaque.twice(x)
-
-
 def test_they_go_into_a_package_that_answers(fakes, tmp_path) -> None:
-    spec = ExportSpec(Net(), (torch.randn(4, 3),), dynamic_shapes={"x": {0: "n[1:9]"}})
-    manifest = export_aoti(spec, tmp_path / "net.pt2")
-    assert {each.name for each in manifest.operators} == {
-        f"exportkit_opaque::{name}" for name in ("twice", "halve_", "positive")
-    }
+    manifest = export_aoti(spec_of(Net(), torch.randn(4, 3), shapes={"x": {0: "n[1:9]"}}), tmp_path / "net.pt2")
+    called = [each.name.removeprefix("exportkit_opaque::") for each in manifest.operators]
+    assert sorted(called) == ["halve_", "positive", "twice"]
     options = VerifyOptions(against="cases", device="cpu", eager=ReferenceModel(op_libraries=[library()]))
     build_package([tmp_path / "net.pt2"], tmp_path / "packed.pt2", PackOptions(options, verify=True))
     x = torch.randn(7, 3)
@@ -129,10 +114,10 @@ def test_a_saved_program_is_not_compiled_without_a_fake_kernel(ops, tmp_path) ->
     meta = torch._C.DispatchKey.Meta
     ops.twice.default.py_impl(meta)(torch.empty_like)
     try:
-        export_program(ExportSpec(Twice(), (torch.randn(4),)), tmp_path / "twice.pt2")
+        exported(spec_of(lambda x: ops.twice(x), torch.randn(4)), tmp_path)
     finally:
         del ops.twice.default.py_kernels[meta]
-    saved = resolve(str(tmp_path / "twice.pt2"))
+    saved = resolve(str(tmp_path / "x.pt2"))
     with pytest.raises(OperatorNotExportableError, match="exportkit_opaque::twice has no fake kernel"):
         export_aoti(saved, tmp_path / "code.pt2")
 

@@ -10,20 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from exportkit import ExportSpec
 from exportkit.errors import OperatorNotExportableError
-from exportkit.export.export_options import TraceOptions
-from exportkit.export.models.resolved import EagerModel
 from exportkit.export.trace.preflight import check_operators
-from exportkit.export.trace.trace import trace
 from exportkit.libraries import load_library
-from exportkit.progress import silent
 from tests.export import argument_models
 from tests.export.argument_models import SIZE, Calls
+from tests.export.function_models import CPU, spec_of, traced
 from tests.fixtures import stable_library
 from tests.subprocesses import run_exportkit
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="session")
@@ -58,9 +52,9 @@ def loaded(library: Path) -> None:
     ],
 )
 def test_a_value_that_cannot_be_passed_is_refused(kind: str, value: Any, said: str) -> None:
-    spec = ExportSpec(Calls({kind: [value]}), (torch.randn(4, 3),), dynamic_shapes={"x": {0: "rows[2:9]"}})
+    spec = spec_of(Calls({kind: [value]}), torch.randn(4, 3), shapes={"x": {0: "rows[2:9]"}})
     with pytest.raises(OperatorNotExportableError, match=re.escape(f": argument value {said}")) as caught:
-        trace(EagerModel(spec), TraceOptions(), CPU, silent)
+        traced(spec)
     assert "argument_models.py" in caught.value.message
     assert caught.value.hint
 
@@ -112,5 +106,4 @@ def test_a_schema_that_no_compiled_code_can_call_is_refused_by_name(schema: str,
 
 @pytest.mark.usefixtures("loaded")
 def test_a_device_among_the_arguments_is_not_where_a_call_computes() -> None:
-    spec = ExportSpec(Calls({"Device": [torch.device("meta")], "SymInt": [SIZE]}), (torch.randn(4, 3),))
-    trace(EagerModel(spec), TraceOptions(), CPU, silent)
+    traced(spec_of(Calls({"Device": [torch.device("meta")], "SymInt": [SIZE]}), torch.randn(4, 3)))

@@ -32,6 +32,7 @@ NOISE = re.compile(
     re.MULTILINE,
 )
 LINES = re.compile(r"^(?:- |\| )`(\w+)`", re.MULTILINE)  # of the pages: one for each module
+_USUAL_INPUTS = ("x=float32[4,3]",)
 LONGEST = 1500  # letters of a message
 _ISSUE = re.compile(r"\b(pytorch|ao|executorch|TICO|kserve|onnxruntime|onnxscript|norse)#(\d+)")
 
@@ -39,6 +40,8 @@ _ISSUE = re.compile(r"\b(pytorch|ao|executorch|TICO|kserve|onnxruntime|onnxscrip
 @dataclass(frozen=True)
 class Entry:
     """A module of the gallery. The attributes of its class say how it is exported and what is expected.
+
+    A class without `inputs` is called with _USUAL_INPUTS, and one with `says` ends with the exit code 5.
 
     Attributes:
         theme: Its file.
@@ -114,15 +117,16 @@ def one_of_each_theme_is_quick(modules: Sequence[Entry]) -> list[Any]:
 def _entry(path: Path, node: ast.ClassDef, library: Sequence[str]) -> Entry:
     said = _literals(node)
     has_maker = any(isinstance(part, ast.FunctionDef) and part.name == "make" for part in node.body)
+    inputs = said.get("inputs", () if has_maker else _USUAL_INPUTS)
     arguments = [f"{path.relative_to(ROOT)}:{node.name}{'.make' if has_maker else ''}", *library]
-    for option, texts in (("--input", said.get("inputs", ())), ("--dynamic", said.get("dynamic", ()))):
+    for option, texts in (("--input", inputs), ("--dynamic", said.get("dynamic", ()))):
         arguments += [word for text in texts for word in (option, text)]
     return Entry(
         path.stem,
         node.name,
         ast.get_docstring(node) or "",
         arguments,
-        said.get("exit_code", 0),
+        said.get("exit_code", 5 if "says" in said else 0),
         said.get("says", ""),
         said.get("since", ""),
         said.get("onnx"),
