@@ -32,10 +32,10 @@ class FunctionModel(nn.Module):
         self.forward = function
 
 
-def spec_of(function: Callable[..., Any], *inputs: Any, shapes: Shapes | None = None, **fields: Any) -> ExportSpec:
+def spec_of(function: Callable[..., Any], *inputs: Any, shapes: Any = None, **fields: Any) -> ExportSpec:
     """What exports a function, or a module, called with these inputs."""
     model = function if isinstance(function, nn.Module) else FunctionModel(function)
-    return ExportSpec(model, inputs, dynamic_shapes=shapes or {}, **fields)
+    return ExportSpec(model, inputs, dynamic_shapes={} if shapes is None else shapes, **fields)
 
 
 def traced(spec: ExportSpec, said: list[str] | None = None, **options: Any) -> Traced:

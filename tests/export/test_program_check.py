@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from exportkit import ExportSpec
 from exportkit.errors import ExportError
-from exportkit.export.artifact import export_program
-from exportkit.export.export_options import TraceOptions
+from tests.export.function_models import exported, spec_of
 
 CONSTANT = "tracing made a constant of something that depends on a size"
 
 
-def export(model: torch.nn.Module, folder: Path, *inputs: Tensor, **options: Any) -> None:
-    spec = ExportSpec(model=model, example_inputs=inputs, dynamic_shapes={"x": {0: "batch[2:8]"}})
-    export_program(spec, folder / "out.pt2", TraceOptions(**options))
+def export(model: Callable[..., Tensor], folder: Path, x: Tensor) -> None:
+    exported(spec_of(model, x, shapes={"x": {0: "batch[2:8]"}}), folder)
 
 
 class Untold(torch.nn.Module):
@@ -43,62 +41,49 @@ def test_an_output_of_another_size_than_eagers_is_refused(tmp_path: Path) -> Non
     assert CONSTANT in caught.value.message
 
 
-class Stubborn(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 3 if torch.compiler.is_exporting() else x
-
-
 def test_a_program_that_differs_at_the_examples_sizes_is_no_matter_of_sizes(tmp_path: Path) -> None:
     with pytest.raises(
         ExportError, match="answers other values than eager in output 0 at batch=4: tracing made"
     ) as caught:
-        export(Stubborn(), tmp_path, torch.rand(4, 3))
+        export(lambda x: x * 3 if torch.compiler.is_exporting() else x, tmp_path, torch.rand(4, 3))
     assert CONSTANT not in caught.value.message
 
 
-class Branches(torch.nn.Module):
+def branches(x: Tensor) -> Tensor:
     """Takes another way for few rows, of which tracing knows nothing."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not torch.compiler.is_exporting() and x.shape[0] < 4:
-            return x + x
-        torch._assert_async(
-            torch.full((), x.shape[0]) >= 4, "needs at least 4 rows"
-        )  # as the int8 product on CUDA does
-        return x * 2
+    if not torch.compiler.is_exporting() and x.shape[0] < 4:
+        return x + x
+    # As the int8 product on CUDA does.
+    torch._assert_async(torch.full((), x.shape[0]) >= 4, "needs at least 4 rows")
+    return x * 2
 
 
 def test_sizes_at_which_eager_takes_another_way_are_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="eager takes another way there, which") as caught:
-        export(Branches(), tmp_path, torch.rand(5, 3))
+        export(branches, tmp_path, torch.rand(5, 3))
     assert "raises RuntimeError: needs at least 4 rows at batch=2" in caught.value.message
-    spec = ExportSpec(Branches(), (torch.rand(5, 3),), dynamic_shapes={"x": {0: "batch[4:8]"}})
-    export_program(spec, tmp_path / "out.pt2", TraceOptions())
-    assert (tmp_path / "out.pt2").exists()
+    assert exported(spec_of(branches, torch.rand(5, 3), shapes={"x": {0: "batch[4:8]"}}), tmp_path)
 
 
-class Padded(torch.nn.Module):
+def padded(allocate: Any) -> Callable[[Tensor], Tensor]:
     """Writes two rows at each end, which are all that the example has."""
 
-    def __init__(self, allocate: Any) -> None:
-        super().__init__()
-        self.allocate = allocate
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(x: Tensor) -> Tensor:
         scratch = torch.empty_like(x)
         scratch.copy_(x * 2)
-        room = self.allocate(x.shape[0], 3)
+        room = allocate(x.shape[0], 3)
         room[:2], room[-2:] = x[:2], x[-2:]
         return room + scratch
+
+    return forward
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 def test_memory_that_nobody_wrote_is_named_as_such_with_its_line(dtype: torch.dtype, tmp_path: Path) -> None:
     x = torch.ones(4, 3).to(dtype)
     with pytest.raises(ExportError, match="the model reads memory that nobody wrote, at batch=") as caught:
-        export(Padded(lambda *size: torch.empty(*size, dtype=dtype)), tmp_path, x)
+        export(padded(lambda *size: torch.empty(*size, dtype=dtype)), tmp_path, x)
     assert "aten.empty.memory_format at test_program_check.py:" in caught.value.message
     assert "empty_like" not in caught.value.message
     assert caught.value.hint.startswith("Write every element before it is read, or allocate with torch.zeros")
-    export(Padded(lambda *size: torch.zeros(*size, dtype=dtype)), tmp_path, x)
-    assert (tmp_path / "out.pt2").exists()
+    export(padded(lambda *size: torch.zeros(*size, dtype=dtype)), tmp_path, x)

@@ -18,10 +18,9 @@ from exportkit.export.models.resolved import EagerModel, SavedProgram
 from exportkit.export.sizes.shapes import MAX_SIZE
 from exportkit.export.sizes.torch_sizes import plain_shapes
 from exportkit.export.trace.saved_program import trace_saved
-from exportkit.export.trace.trace import ready_to_trace, trace
+from exportkit.export.trace.trace import ready_to_trace
 from exportkit.export.trace.traced import Traced
-
-CPU = torch.device("cpu")
+from tests.export.function_models import CPU, spec_of, traced
 
 
 class Nested(torch.nn.Module):
@@ -31,9 +30,8 @@ class Nested(torch.nn.Module):
         return x @ past[0][0].transpose(-1, -2), [(torch.cat([a, x], -2), b) for a, b in past]
 
 
-class Pair(torch.nn.Module):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return x.view(x.shape[0], -1, 2, 3).sum(2) + y
+def paired(x: Tensor, y: Tensor) -> Tensor:
+    return x.view(x.shape[0], -1, 2, 3).sum(2) + y
 
 
 class Variadic(torch.nn.Module):
@@ -41,22 +39,12 @@ class Variadic(torch.nn.Module):
         return x.sum(1) + rest[0].sum(1) * rest[1] + others["more"]["a"].sum(1)
 
 
-class Table(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = torch.nn.Parameter(torch.rand(100, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x + self.rows[: x.shape[1]]).view(x.shape[0], -1, 4, 3).sum(2)
-
-
 def nested(shapes: Any) -> ExportSpec:
-    inputs = (torch.randn(2, 1, 4), [(torch.randn(2, 7, 4), torch.randn(2, 7, 4))])
-    return ExportSpec(model=Nested(), example_inputs=inputs, dynamic_shapes=shapes)
+    return spec_of(Nested(), torch.randn(2, 1, 4), [(torch.randn(2, 7, 4), torch.randn(2, 7, 4))], shapes=shapes)
 
 
 def pair(shapes: Any) -> ExportSpec:
-    return ExportSpec(model=Pair(), example_inputs=PAIR, dynamic_shapes=shapes)
+    return spec_of(paired, *PAIR, shapes=shapes)
 
 
 def sizes_of(spec: ExportSpec, *ranges: str) -> dict[str, dict[int, str]]:
@@ -105,12 +93,10 @@ def test_parts_of_variadic_parameters_have_sizes_by_their_own_names_or_as_in_tor
 
 def test_sizes_from_1_to_2_of_one_name_are_one_size_in_the_trace() -> None:
     # As two, torch 2.13 takes each for 2 while it compiles, and a batch of 1 gets an answer of 2 rows.
-    traced = trace(
-        EagerModel(pair({"x": {0: "batch[1:2]"}, "y": {0: "batch"}})), TraceOptions(cases=1), CPU, lambda _: None
-    )
-    values = [node.meta["val"] for node in traced.methods[0].program.graph.nodes if node.op == "placeholder"]
+    (method,) = traced(pair({"x": {0: "batch[1:2]"}, "y": {0: "batch"}}), cases=1).methods
+    values = [node.meta["val"] for node in method.program.graph.nodes if node.op == "placeholder"]
     assert len({value.shape[0].node.expr for value in values}) == 1
-    assert [(d.name, d.min, d.max) for d in traced.methods[0].call.dimensions] == [("batch", 1, 2)]
+    assert [(d.name, d.min, d.max) for d in method.call.dimensions] == [("batch", 1, 2)]
 
 
 def test_a_shapes_spec_means_the_same_sizes() -> None:
@@ -156,37 +142,50 @@ def test_a_collection_is_read_before_its_tensors_are_cast() -> None:
     assert str(sizes.at("x", 1)) == "2*n"
 
 
-def test_sizes_that_torch_infers_get_names_and_follow_one_another() -> None:
-    most = f"[1:{MAX_SIZE}]"
-    auto = {0: Dim.AUTO, 1: Dim.AUTO}
-    assert sizes_of(nested({"x": {0: Dim.AUTO}, "past": [(auto, auto)]})) == {
-        "x": {0: f"x_0{most}"},
-        "past.0.0": {0: f"x_0{most}", 1: f"past_0_0_1{most}"},
-        "past.0.1": {0: f"past_0_1_0{most}", 1: f"past_0_1_1{most}"},
-    }
-
-
-def test_an_inferred_size_follows_a_declared_one() -> None:
-    assert sizes_of(pair({"x": {0: Dim.DYNAMIC, 1: Dim.AUTO}, "y": {0: "batch[1:8]", 1: N}})) == TWICE
-
-
-def test_other_inputs_say_what_varies() -> None:
+def more_inputs() -> AdditionalInputs:
     shapes = AdditionalInputs()
     shapes.add((torch.randn(2, 20, 3), torch.randn(2, 10, 3)))
-    assert sizes_of(pair(shapes), "y_1=1:64") == {"x": {1: "2*y_1[1:64]"}, "y": {1: "y_1[1:64]"}}
+    return shapes
+
+
+ANY, AUTO = f"[1:{MAX_SIZE}]", {0: Dim.AUTO, 1: Dim.AUTO}
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranges", "sizes"),
+    [
+        # Sizes that torch infers get names and follow one another, or a declared one.
+        (
+            nested({"x": {0: Dim.AUTO}, "past": [(AUTO, AUTO)]}),
+            [],
+            {
+                "x": {0: f"x_0{ANY}"},
+                "past.0.0": {0: f"x_0{ANY}", 1: f"past_0_0_1{ANY}"},
+                "past.0.1": {0: f"past_0_1_0{ANY}", 1: f"past_0_1_1{ANY}"},
+            },
+        ),
+        (pair({"x": {0: Dim.DYNAMIC, 1: Dim.AUTO}, "y": {0: "batch[1:8]", 1: N}}), [], TWICE),
+        (pair(more_inputs()), ["y_1=1:64"], {"x": {1: "2*y_1[1:64]"}, "y": {1: "y_1[1:64]"}}),
+    ],
+)
+def test_sizes_that_torch_infers_get_names(
+    spec: ExportSpec, ranges: list[str], sizes: dict[str, dict[int, str]]
+) -> None:
+    assert sizes_of(spec, *ranges) == sizes
 
 
 def test_an_inferred_size_is_narrowed_to_what_the_model_takes() -> None:
-    spec = ExportSpec(Table(), (torch.rand(2, 8, 3),), dynamic_shapes=({0: Dim.AUTO(max=16), 1: Dim.AUTO},))
+    rows = torch.rand(100, 3)
+    spec = spec_of(
+        lambda x: (x + rows[: x.shape[1]]).view(x.shape[0], -1, 4, 3).sum(2),
+        torch.rand(2, 8, 3),
+        shapes=({0: Dim.AUTO(max=16), 1: Dim.AUTO},),
+    )
     assert sizes_of(spec) == {"x": {0: "x_0[1:16]", 1: "4*x_1[1:25]"}}
 
 
 def test_a_size_that_must_vary_and_does_not_is_an_error() -> None:
-    class Fixed(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.view(4, 7)
-
-    spec = ExportSpec(Fixed(), (torch.rand(4, 7),), dynamic_shapes=({0: Dim.DYNAMIC},))
+    spec = spec_of(lambda x: x.view(4, 7), torch.rand(4, 7), shapes=({0: Dim.DYNAMIC},))
     with pytest.raises(ExportError, match=r"x:0 was declared Dim\.DYNAMIC, and is always 4"):
         sizes_of(spec)
 
@@ -233,12 +232,8 @@ def test_a_range_by_name_replaces_every_declared_one_and_must_have_a_name() -> N
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> SavedProgram:
     path = tmp_path_factory.mktemp("saved") / "auto.pt2"
-    auto = {0: Dim.AUTO, 1: Dim.AUTO}
-    spec = nested({})
-    program = torch.export.export(
-        spec.model, spec.example_inputs, dynamic_shapes={"x": {0: Dim.AUTO}, "past": [(auto, auto)]}
-    )
-    torch.export.save(program, path)
+    spec, shapes = nested({}), {"x": {0: Dim.AUTO}, "past": [(AUTO, AUTO)]}
+    torch.export.save(torch.export.export(spec.model, spec.example_inputs, dynamic_shapes=shapes), path)
     found = resolve(str(path), trusted=True)
     assert isinstance(found, SavedProgram)
     return found
@@ -279,6 +274,6 @@ def test_a_saved_program_takes_no_other_sizes(saved: SavedProgram, options: dict
 
 def test_no_cases_of_wide_ranges_take_more_than_four_megabytes() -> None:
     wide = {"x": {0: Dim("batch"), 1: 2 * Dim("n")}, "y": {0: Dim("batch"), 1: Dim("n")}}
-    found = trace(EagerModel(pair(wide)), TraceOptions(cases=8), CPU, lambda _: None)
+    found = traced(pair(wide), cases=8)
     assert len([case for case in found.cases if not case.edge_case]) == 8
     assert sum(len(case.tensors) for case in found.cases) < 4_000_000
