@@ -1,4 +1,4 @@
-"""Errors of state that are injected in real packages, or in what runs them, are seen, each for what it is."""
+"""Errors that are injected in models, in packages, or in what runs them, are seen, each for what it is."""
 
 from __future__ import annotations
 
@@ -35,7 +35,23 @@ from exportkit.verify.outcomes import (
 from exportkit.verify.verify import verify
 from tests.artifacts import artifact
 from tests.verify.told_worker import replayed_here
-from tools.injected_errors import DOCUMENT, INJECTED_STATE
+from tools.injected_errors import DOCUMENT, DTYPES, INJECTED, INJECTED_STATE, Injected, judged
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("injected", INJECTED, ids=lambda injected: injected.what)
+def test_it_is_judged_as_the_document_says(injected: Injected, dtype: torch.dtype) -> None:
+    agrees = judged(injected, dtype).agrees
+    if injected.gross is not False:
+        assert agrees is (injected.gross is None)
+    row = re.search(rf"^\| {re.escape(injected.what)} \| (.*) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    assert row
+    said = row[1].split(" | ")[DTYPES.index(dtype)]
+    assert said.startswith("passes" if agrees else "**seen**")
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
 
 FOLDER = Path(__file__).parent
 CASES = VerifyOptions(against="cases")
