@@ -1,4 +1,4 @@
-"""MODEL: what the command line may name, what it hears if it names something else, and who must have signed a program."""
+"""MODEL: what the command line may name, what it hears if it names something else, and who signed a program."""
 
 from __future__ import annotations
 
