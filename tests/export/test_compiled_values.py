@@ -19,7 +19,7 @@ from exportkit.export.compile.inductor_changes import changed_inductor
 from exportkit.export.export_options import TraceOptions
 from exportkit.runtime.loader import load
 from tests.export.compiled_code import compile_code
-from tests.export.function_models import FunctionModel, spec_of, traced
+from tests.export.function_models import spec_of, traced
 
 _LIBRARY = torch.library.Library("exportkit_test_outs", "DEF")
 
@@ -82,34 +82,38 @@ def test_columns_that_differ_are_read_where_the_kernel_writes_them(tmp_path: Pat
                 assert torch.equal(one, other)
 
 
-CHANGE = torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
-
-
-def best_path(scores: Tensor) -> Tensor:
+class BestPath(torch.nn.Module):
     """Viterbi's algorithm: of the ways to each label the best, then back from the best label."""
-    best, back = scores[:, 0], []
-    for step in range(1, scores.shape[1]):
-        reached, came = (best[:, :, None] + CHANGE).max(1)
-        best = reached + scores[:, step]
-        back.append(came)
-    path = [best.argmax(-1)]
-    for came in reversed(back):
-        path.append(came.gather(1, path[-1][:, None])[:, 0])
-    return torch.stack(path[::-1], 1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.change = torch.nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        best, back = scores[:, 0], []
+        for step in range(1, scores.shape[1]):
+            reached, came = (best[:, :, None] + self.change).max(1)
+            best = reached + scores[:, step]
+            back.append(came)
+        path = [best.argmax(-1)]
+        for came in reversed(back):
+            path.append(came.gather(1, path[-1][:, None])[:, 0])
+        return torch.stack(path[::-1], 1)
 
 
 @pytest.mark.process
 @pytest.mark.skipif(TorchVersion(torch.__version__) < "2.13", reason="code for a CPU rounds so since torch 2.13")
 def test_code_that_rounds_as_eager_finds_eagers_path(tmp_path: Path) -> None:
     """Eager rounds to ties in 16 bits: export says what makes the code round alike, and it does."""
-    scores, said = torch.randn(300, 4, 4).bfloat16(), list[str]()
-    traced(spec_of(best_path, scores), said)
+    torch.manual_seed(0)
+    model, scores, said = BestPath().bfloat16(), torch.randn(300, 4, 4).bfloat16(), list[str]()
+    traced(spec_of(model, scores), said)
     advice = next(line for line in said if "of which rounding decides `0`" in line)
     found = re.search(r"--inductor-config (\w+)=True rounds each operator's result as eager does", advice)
     assert found is not None, advice
-    program = torch.export.export(FunctionModel(best_path), (scores,))
+    program = torch.export.export(model, (scores,))
     compiled: Any = torch._inductor.aoti_load_package(str(compile_code(program, tmp_path, **{found[1]: True})))
-    assert torch.equal(compiled(scores), best_path(scores))
+    assert torch.equal(compiled(scores), model(scores))
 
 
 @pytest.mark.skipif(not hasattr(torch.Tag, "out"), reason="torch has no such tag before 2.13")

@@ -1,7 +1,6 @@
 """Modules that do what a traced program cannot: NumPy, state, randomness, Python's own means."""
 
 import collections
-import random
 import sys
 import time
 from functools import lru_cache
@@ -166,15 +165,6 @@ class Noise(nn.Module):
         return x + torch.randn_like(x)
 
 
-class PythonNoise(nn.Module):
-    """A random number of Python's."""
-
-    says = "does not repeat itself"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + random.random()
-
-
 class Dropout(nn.Module):
     """Dropout that stays on."""
 
@@ -191,21 +181,6 @@ class Clock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + time.time() % 1000
-
-
-class Gradient(nn.Module):
-    """Forces: a gradient through weights, and one of it."""
-
-    dynamic = ("x:0=atoms[2:8]",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 1))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = x.detach().requires_grad_()
-        (forces,) = torch.autograd.grad(self.net(y).sum(), y, create_graph=True)
-        return -forces, torch.autograd.grad(forces.square().sum(), y)[0]
 
 
 class Vmapped(nn.Module):

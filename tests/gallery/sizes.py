@@ -63,17 +63,6 @@ class TwoNames(nn.Module):
         return x + y
 
 
-class OneNameMissing(nn.Module):
-    """Two sizes must be equal; only one is said to vary."""
-
-    says = "Write --dynamic 'y:0=a[1:8]'"
-    inputs = ("x=float32[4,3]", "y=float32[4,3]")
-    dynamic = ("x:0=a[1:8]",)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return x * y
-
-
 class Square(nn.Module):
     """A product that only square images allow."""
 
@@ -154,16 +143,6 @@ class OffByOne(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x[1:].contiguous() * 2
-
-
-class EverySecond(nn.Module):
-    """Every second column, whose number may be one."""
-
-    inputs = ("x=float32[2,8]",)
-    dynamic = ("x:1=w[2:17]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, ::2].contiguous() * 2
 
 
 class LoopOverRows(nn.Module):
@@ -247,16 +226,6 @@ class RootOfASize(nn.Module):
         return x / math.sqrt(x.shape[0])
 
 
-class LogarithmOfASize(nn.Module):
-    """Python's logarithm of a size, rounded."""
-
-    says = "needs x:0 == 4"
-    dynamic = ("x:0=batch[2:8]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * math.floor(math.log2(x.shape[0]))
-
-
 class AdaptivePool(nn.Module):
     """Adaptive pooling of images of any size."""
 
@@ -293,21 +262,6 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.cell(x)[0]
-
-
-class OneToken(nn.Module):
-    """One token, whose keys join a cache and are repeated for the heads."""
-
-    inputs = ("x=float32[2,1,16]", "cache=float32[2,2,5,4]")
-    dynamic = ("x:0=batch[1:8]", "cache:0=batch", "cache:2=length[1:100]")
-
-    def forward(self, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
-        b, n, _ = x.shape
-        query = x.view(b, n, 4, 4).transpose(1, 2)
-        cache = torch.cat([cache, query[:, :2]], 2)
-        keys = cache[:, :, None].expand(b, 2, 2, cache.shape[2], 4).reshape(b, 4, cache.shape[2], 4)
-        mixed = nn.functional.scaled_dot_product_attention(query, keys, keys)
-        return mixed.transpose(1, 2).reshape(b, n, 16), cache
 
 
 class GroupedKeys(nn.Module):

@@ -29,16 +29,6 @@ class BranchOnOffset(nn.Module):
         return x + offsets.sum()
 
 
-class BranchOnCount(nn.Module):
-    """A branch on how many elements there are."""
-
-    says = "the model branches on the value of a tensor"
-
-    def forward(self, x: Tensor) -> Tensor:
-        found = x.nonzero()
-        return found.float().sum(0) if found.shape[0] > 2 else x.sum(0)[:2]
-
-
 class LoopOnValue(nn.Module):
     """A Python loop until a value is small."""
 
@@ -95,17 +85,6 @@ class ItemSlice(nn.Module):
         return x[: n.item()].sum(0)
 
 
-class ItemView(nn.Module):
-    """A view whose size was read from a tensor."""
-
-    says = "Leave int(), float() or range() out there"
-    inputs = ("x=float32[4,3]", "n=int64[]")
-
-    def forward(self, x: Tensor, n: Tensor) -> Tensor:
-        rows = int(n.item()) + 1
-        return x.reshape(rows, -1).sum(0)
-
-
 class ListLoop(nn.Module):
     """A loop over a tensor's values."""
 
@@ -123,13 +102,6 @@ class SplitByValues(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         first, second = x.split((lengths * 0 + 1).tolist())
         return first - second
-
-
-class Masked(nn.Module):
-    """Elements chosen by a mask."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[x > 0.5].sum() + x
 
 
 class MaskedReturned(nn.Module):
@@ -184,13 +156,6 @@ class Checked(nn.Module):
         torch._check(rows >= 0)
         torch._check(rows <= 4)
         return torch.narrow(x, 0, 0, rows).sum(0)
-
-
-class Chosen(nn.Module):
-    """A choice by a value with torch.where."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.where(x.sum() > 0, x + 1, x)
 
 
 class WhileLoop(nn.Module):
