@@ -18,7 +18,6 @@ from torch._export.serde.serialize import GraphModuleSerializer
 from torch._inductor import config, sizevars
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.index_propagation import TypedExpr
-from torch._inductor.utils import parallel_num_threads
 from torch._inductor.virtualized import V
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import gelu, scaled_dot_product_attention
@@ -217,17 +216,6 @@ def test_integers_that_a_call_leaves_to_their_defaults_are_written_down() -> Non
     assert [argument.arg.as_int for argument in given] == [2]
     assert none == []
     assert serializer.serialize_inputs(torch.ops.aten.index_add.default, ()) == []
-
-
-def test_a_machine_of_one_thread_writes_code_for_more() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with changed_inductor():
-            assert parallel_num_threads() == 2
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,6 @@ def _(x: Tensor) -> Tensor:
     return x * 2 if x.shape[0] > 4 else x * 3
 
 
-@in_python("by_numpy(Tensor x) -> Tensor")
-def _(x: Tensor) -> Tensor:
-    return torch.from_numpy(x.numpy() * 2)
-
-
 @in_python("by_value(Tensor x) -> Tensor")
 def _(x: Tensor) -> Tensor:
     return x * 2 if x.sum().item() > 0 else x * 3
@@ -91,11 +86,6 @@ def _(x: Tensor) -> Tensor:
 @in_python("greatest(Tensor x) -> float")
 def _(x: Tensor) -> float:
     return x.max().item()
-
-
-@in_python("outer(Tensor x) -> Tensor")
-def _(x: Tensor) -> Tensor:
-    return ops.by_numpy(x) + 1
 
 
 @torch.library.custom_op(f"{NAMESPACE}_custom::scaled", mutates_args={"out"})
@@ -179,8 +169,6 @@ def test_a_body_that_branches_on_a_declared_size_is_refused_with_its_line() -> N
 @pytest.mark.parametrize(
     ("call", "operator", "why"),
     [
-        (ops.by_numpy, "by_numpy", r"calls NumPy at test_operator_bodies.py:\d+ "),
-        (ops.outer, "by_numpy", r"calls NumPy at test_operator_bodies.py:\d+ "),
         (ops.by_value, "by_value", r"branches on the value of a tensor at test_operator_bodies.py:\d+ "),
         (lambda x: x * ops.greatest(x), "greatest", r"needs a number from a tensor"),
         (ops.by_address, "by_address", r"passes a tensor to code that is not .*Cannot access data pointer[^']*\n"),

@@ -17,7 +17,7 @@ from exportkit.package.archive import PackageReader, write_package
 from exportkit.reference_model import ReferenceModel
 from exportkit.runtime.targets import Host
 from exportkit.verify import eager as eager_module
-from exportkit.verify import replay, run_plan
+from exportkit.verify import outcomes, replay, run_plan
 from exportkit.verify.commands import (
     ArtifactLoaded,
     CallModel,
@@ -29,18 +29,6 @@ from exportkit.verify.commands import (
     ModelCalled,
 )
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import (
-    Crashed,
-    EagerDiffers,
-    EagerFailed,
-    EagerUnavailable,
-    LoadFailed,
-    Match,
-    Mismatch,
-    MissingOperator,
-    TimedOut,
-    WrongStructure,
-)
 from exportkit.verify.verify import verify
 from tests.verify.told_worker import Told
 from tests.verify.verify_artifacts import Affine, affine_call, right, write_artifact
@@ -49,7 +37,7 @@ X = torch.arange(6.0).reshape(2, 3)
 STRUCTURE = msgspec.json.encode(affine_call().result).decode()
 LOADED = ArtifactLoaded("cpu", "2.13.0", 0.01)
 CASES = VerifyOptions(against="cases")
-CRASH = Crashed(11, None, "doing", "")
+CRASH = outcomes.Crashed(11, None, "doing", "")
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +90,7 @@ class _Process(Told):
         self.script.commands.append(command)
         answer = self.script.answers[COMMANDS[type(command)]]
         answer = answer(command) if callable(answer) else answer
-        if isinstance(answer, (Crashed, TimedOut)):
+        if isinstance(answer, (outcomes.Crashed, outcomes.TimedOut)):
             self.alive = False
         return answer
 
@@ -145,7 +133,7 @@ def eager(report):
 
 def test_everything_right_is_exit_code_0(run):
     report = run()
-    assert [type(check.verdict) for check in report.checks] == [Match] * 3
+    assert [type(check.verdict) for check in report.checks] == [outcomes.Match] * 3
     assert report.exit_code == 0
     assert run.worker.started == ["replay", "eager"]
 
@@ -163,10 +151,10 @@ def test_a_case_that_does_not_fit_is_a_bad_package_and_the_others_are_compared(r
     bad = write_artifact(tmp_path / "a.pt2", Affine(), [(X, outputs), (X, right(X))])
     report = run(bad, CASES)
     first, second = (check.verdict for check in report.checks)
-    assert isinstance(first, LoadFailed)
+    assert isinstance(first, outcomes.LoadFailed)
     assert first.error == "CaseError"
     assert says in first.detail
-    assert isinstance(second, Match)
+    assert isinstance(second, outcomes.Match)
     assert report.exit_code == 3
 
 
@@ -190,35 +178,33 @@ FLAT = {"replay_call": lambda command: replays(command, '{"type":"tensor","index
     ("script", "verdict", "says", "code"),
     [
         # What does not load has the exit code of its error.
-        ({"replay_load": Failed("NoTargetError", "no", None, 4)}, LoadFailed, "no", 4),
-        ({"replay_load": Failed("SchemaChangedError", "no", None, 3)}, LoadFailed, "no", 3),
-        ({"replay_load": Failed("RuntimeError", "no")}, LoadFailed, "no", 3),
+        ({"replay_load": Failed("NoTargetError", "no", None, 4)}, outcomes.LoadFailed, "no", 4),
+        ({"replay_load": Failed("SchemaChangedError", "no", None, 3)}, outcomes.LoadFailed, "no", 3),
+        ({"replay_load": Failed("RuntimeError", "no")}, outcomes.LoadFailed, "no", 3),
         (
             {"replay_load": Failed("ModelLoadError", "operator ns::op is not loaded", None, 3)},
-            MissingOperator,
+            outcomes.MissingOperator,
             "ns::op",
             15,
         ),
         (
             {"replay_load": Failed("E", "Could not find schema for ns::op.\nMore", None, 3)},
-            MissingOperator,
+            outcomes.MissingOperator,
             "ns::op",
             15,
         ),
-        (FLAT, WrongStructure, "mapping", 11),
-        (OTHERWISE, Mismatch, "differ", 1),
-        ({"eager_make": EagerMade("1" * 64)}, EagerDiffers, "--weights", 17),
+        (FLAT, outcomes.WrongStructure, "mapping", 11),
+        (OTHERWISE, outcomes.Mismatch, "differ", 1),
+        ({"eager_make": EagerMade("1" * 64)}, outcomes.EagerDiffers, "--weights", 17),
         # Eager that is not there is skipped where cases spoke; one that raises when it is made is there.
-        ({"eager_make": NOT_FOUND}, EagerUnavailable, "there is no module", 0),
-        ({"eager_make": Failed("RuntimeError", "boom")}, EagerFailed, "boom", 18),
-        ({"eager_draw": CRASH}, Crashed, "SIGSEGV", 13),
+        ({"eager_make": NOT_FOUND}, outcomes.EagerUnavailable, "there is no module", 0),
+        ({"eager_make": Failed("RuntimeError", "boom")}, outcomes.EagerFailed, "boom", 18),
+        ({"eager_draw": CRASH}, outcomes.Crashed, "SIGSEGV", 13),
     ],
 )
 def test_each_answer_has_its_verdict_and_its_exit_code(run, script, verdict, says, code):
     report = run(**script)
-    (found,) = {
-        type(each.verdict): each.verdict for each in report.checks if not isinstance(each.verdict, Match)
-    }.values()
+    found = next(each.verdict for each in report.checks if not isinstance(each.verdict, outcomes.Match))
     assert isinstance(found, verdict)
     assert says in found.message
     assert report.exit_code == code
@@ -252,7 +238,7 @@ def test_where_every_size_is_beyond_the_budget_eager_was_not_compared(run, witho
     ):
         report = run(**({"artifact": artifact} if artifact else {}), options=options)
         (verdict,) = eager(report)
-        assert isinstance(verdict, EagerUnavailable)
+        assert isinstance(verdict, outcomes.EagerUnavailable)
         assert "even at the smallest" in verdict.message
         assert report.exit_code == code
         assert "eager" not in run.worker.started
@@ -357,9 +343,9 @@ def test_one_target_that_fails_does_not_keep_the_others_from_being_checked(run, 
 
     report = run(several, VerifyOptions(against="cases"), replay_load=crashes)
     assert [(check.target, type(check.verdict)) for check in report.checks] == [
-        ("gpu", Match),
-        ("new", Crashed),
-        ("old", Match),
+        ("gpu", outcomes.Match),
+        ("new", outcomes.Crashed),
+        ("old", outcomes.Match),
     ]
     assert report.exit_code == 13
     assert [target.load_seconds for target in report.targets[:3]] == [0.01, None, 0.01]
