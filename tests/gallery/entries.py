@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import hashlib
 import io
 import json
-import os
 import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from exportkit.cli.app import main
-from tests.made_once import one_maker
+from tests.fixtures import stable_library
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
@@ -162,16 +158,4 @@ def export(entry: Entry, output: Path, form: str = "program") -> Outcome:
 
 def operator_library() -> Path:
     """Returns the library of operators.cpp. Builds it once for this source and this torch."""
-    source = FOLDER / "operators.cpp"
-    key = hashlib.sha256(source.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
-    library = ROOT / ".cache" / "gallery" / key / LIBRARY
-    with one_maker(library) as make:
-        if make:
-            torch_folder = Path(torch.__file__).parent
-            command = ["g++", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{torch_folder / 'include'}"]
-            command += ["-DTORCH_TARGET_VERSION=0x020b000000000000", str(source), f"-L{torch_folder / 'lib'}"]
-            temporary = library.with_name(f"{os.getpid()}.so")
-            command += [f"-Wl,-soname,{LIBRARY}", "-Wl,--no-as-needed", "-ltorch_cpu", "-o", str(temporary)]
-            subprocess.run(command, check=True)
-            temporary.replace(library)
-    return library
+    return stable_library.build(FOLDER / "operators.cpp", name="exportkit_gallery")
