@@ -162,22 +162,6 @@ class Masked(nn.Module):
         return answer
 
 
-class Whole(nn.Module):
-    """Attention without a mask: torch makes one whose one block is all."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        answer: Tensor = flex_attention(x, x, x)
-        return answer
-
-
-def test_a_mask_that_follows_from_nothing_is_not_checked():
-    program = torch.export.export(Whole(), (torch.randn(1, 2, 256, 16),))
-    module = program.module(check_guards=False)
-    before = str(module.graph)
-    refuse_in_attention(module, module.graph.find_nodes(op="placeholder")[0], ())
-    assert str(module.graph) == before
-
-
 @pytest.mark.parametrize("counts", [None, COUNTS])
 @pytest.mark.parametrize("blocks", [None, BLOCKS])
 @pytest.mark.parametrize("constants", [{"counts", "blocks"}, {"blocks"}, set()])

@@ -170,7 +170,7 @@ def two_branches(x: Tensor, n: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("again", [False, True])  # torch writes a file's name only once in a process
-def test_every_line_that_needs_a_value_is_reported_with_its_variables_and_nothing_else(
+def test_every_line_that_needs_a_value_is_reported_with_its_variables_alone(
     again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
