@@ -25,7 +25,10 @@ Shapes = dict[str, dict[int, str]]
 
 
 class FunctionModel(nn.Module):
-    """A model of one function: the function's parameters are its inputs."""
+    """A model of one function: the function's parameters are its inputs.
+
+    torch keeps the lines of operators in the files of a model's classes: who asks for them needs a class of its own.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
