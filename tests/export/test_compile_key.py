@@ -17,9 +17,9 @@ from exportkit.export.compile import compile_key as keys
 from exportkit.export.compile.compile_key import compile_key
 from exportkit.export.compile.program_fingerprint import UnknownPartError, encoded
 from exportkit.precision import with_tf32
+from tests.export.function_models import CPU, FunctionModel
 from tests.subprocesses import run_python
 
-CPU = torch.device("cpu")
 OPTIONS: dict[str, Any] = {
     "cpp.cxx": ("g++",),
     "cpp.simdlen": 256,
@@ -138,26 +138,21 @@ def test_every_option_of_inductor_counts(plain: str) -> None:
 
 
 @contextmanager
-def threads() -> Iterator[None]:
+def deterministic_with_another_thread(*, deterministic: bool, more: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
-    yield
-    torch.set_num_threads(before)
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(before + more)
+    torch.use_deterministic_algorithms(deterministic)
     yield
     torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
     "setting",
     [
-        threads,
+        partial(deterministic_with_another_thread, deterministic=False, more=1),
+        partial(deterministic_with_another_thread, deterministic=True, more=0),
         partial(with_tf32, True),
-        deterministic,
         torch.no_grad,
         lambda: torch.backends.mkldnn.flags(enabled=False),
     ],
@@ -168,16 +163,14 @@ def test_settings_of_the_process_count(plain: str, setting: Callable[[], Any]) -
         assert key(traced) != plain
 
 
-@pytest.mark.parametrize("name", ["TORCHINDUCTOR_FREEZING", "CPATH", "CXX", "TRITON_PTXAS_PATH", "ATEN_CPU_CAPABILITY"])
-def test_variables_that_reach_compilers_count(plain: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, "/another")
-    assert key() != plain
-
-
-@pytest.mark.parametrize("name", ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_LOGS", "HOME", "TMPDIR"])
-def test_folders_and_logs_do_not_count(plain: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, "/another")
-    assert key() == plain
+def test_variables_that_reach_compilers_count_and_no_others(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = ("TORCHINDUCTOR_FREEZING", "CPATH", "CXX", "TRITON_PTXAS_PATH", "ATEN_CPU_CAPABILITY")
+    others = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_LOGS", "HOME", "TMPDIR")
+    traced = program()
+    for name in (*counted, *others):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, "/another")
+            assert (key(traced) == plain) is (name in others), name
 
 
 def test_another_compiler_counts(plain: str, tmp_path: Path) -> None:
@@ -260,7 +253,7 @@ def test_custom_operators_count_by_their_schemas_and_not_if_they_are_taken_apart
             library.define(f"called{schema}")
             library.impl("called", lambda x, n=1: x.clone(), "CPU")
             library.impl("called", lambda x, n=1: torch.empty_like(x), "Meta")
-            found.add(key(program(Calls(torch.ops.compile_key.called.default))))
+            found.add(key(program(FunctionModel(lambda x: torch.ops.compile_key.called(x)))))
     assert len(found) == 2
 
     @torch.library.triton_op("compile_key::apart", mutates_args=())
@@ -268,15 +261,4 @@ def test_custom_operators_count_by_their_schemas_and_not_if_they_are_taken_apart
         return x.clone()
 
     with pytest.raises(UnknownPartError, match="compile_key::apart, which is taken apart"):
-        key(program(Calls(torch.ops.compile_key.apart.default)))
-
-
-class Calls(torch.nn.Module):
-    """Calls an operator."""
-
-    def __init__(self, operator: Any) -> None:
-        super().__init__()
-        self.operator = operator
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.operator(x)
+        key(program(FunctionModel(lambda x: torch.ops.compile_key.apart(x))))

@@ -19,12 +19,9 @@ from exportkit.export.compile.compile_plan import CompilePlan
 from exportkit.export.compile.compiled_cache import Code, find_code, keep_code
 from exportkit.export.compile.program_weights import ProgramWeights
 from exportkit.export.cpu_isas import default_cpu_isa
-from exportkit.export.export_options import TraceOptions
-from exportkit.export.models.resolve import resolve
-from exportkit.export.trace.trace import trace
 from exportkit.runtime.cache.prune import cache_items, prune
+from tests.export.function_models import CPU, spec_of, traced
 
-CPU = torch.device("cpu")
 KEY = "ab" * 32
 
 
@@ -137,20 +134,16 @@ def test_an_entry_of_another_user_is_not_used(tmp_path: Path, made: Program, mon
     assert find(tmp_path / "found", made) is None
 
 
-def test_a_full_disk_only_means_that_nothing_is_kept(
+def test_nothing_is_kept_where_nothing_can_be_written(
     tmp_path: Path, made: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(compiled_cache, "write_whole", full)
-    assert "No space left" in keep(tmp_path / "made", made)
+    with monkeypatch.context() as patched:
+        patched.setattr(compiled_cache, "write_whole", full)
+        assert "No space left" in keep(tmp_path / "made", made)
     assert find(tmp_path / "found", made) is None
-
-
-def test_a_cache_that_cannot_be_made_means_that_nothing_is_kept(
-    tmp_path: Path, made: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("EXPORTKIT_CACHE", "/proc/nowhere")
     assert keep(tmp_path / "made", made) != ""
     assert find(tmp_path / "found", made) is None
@@ -203,19 +196,13 @@ def test_the_command_shows_and_removes_entries(
 
 @pytest.mark.process
 def test_an_export_that_repeats_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "model.py").write_text(
-        "import torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.w = torch.nn.Parameter(torch.rand(3))\n\n    def forward(self, x):\n        return x * self.w\n"
-    )
-    device, isa = torch.device("cpu"), default_cpu_isa()
-    said: list[str] = []
+    isa, said = default_cpu_isa(), list[str]()
 
-    def compiled(folder: str, *, seed: int = 0, cache: bool = True) -> Any:
-        model = resolve(f"{tmp_path}/model.py:Net", inputs=["x=float32[2,3]"], seed=seed)
-        traced = trace(model, TraceOptions(cases=1), device, said.append)
-        weights = ProgramWeights([method.program for method in traced.methods])
-        plan = CompilePlan(device, [isa], cache=cache)
-        return compile_methods(traced, tmp_path / folder, plan, isa, weights=weights, progress=said.append)
+    def compiled(folder: str, *, value: float = 1.0, cache: bool = True) -> Any:
+        found = traced(spec_of(Model(value), torch.rand(3)), cases=1)
+        weights = ProgramWeights([method.program for method in found.methods])
+        plan = CompilePlan(CPU, [isa], cache=cache)
+        return compile_methods(found, tmp_path / folder, plan, isa, weights=weights, progress=said.append)
 
     first = compiled("first")
 
@@ -234,4 +221,4 @@ def test_an_export_that_repeats_compiles_nothing(tmp_path: Path, monkeypatch: py
     with pytest.raises(Exception, match="compiled"):
         compiled("without", cache=False)
     with pytest.raises(Exception, match="compiled"):  # the compiler may compute with any weight
-        compiled("others", seed=1)
+        compiled("others", value=2.0)

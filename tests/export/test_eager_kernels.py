@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch._inductor import lowering
 
-from exportkit import ExportSpec
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.artifact import export_aoti
 from exportkit.export.compile.compile_failure import failed_nodes
-from exportkit.export.compile.compile_plan import read_inductor_config
 from exportkit.export.compile.eager_kernels import (
     _is_callable,
     _values,
@@ -22,10 +20,10 @@ from exportkit.export.compile.eager_kernels import (
     with_tensors,
 )
 from exportkit.export.export_options import CompileOptions, TraceOptions
-from exportkit.export.models.resolved import EagerModel
 from exportkit.package.archive import PackageReader
 from exportkit.package.compiled_with import compiled_with, leave_one
 from exportkit.runtime.loader import load
+from tests.export.function_models import FunctionModel, spec_of
 
 
 def test_names_of_operators_are_read_and_wrong_ones_refused() -> None:
@@ -53,41 +51,23 @@ def test_names_of_operators_are_read_and_wrong_ones_refused() -> None:
 def test_a_kernel_gets_tensors_for_numbers_and_answers_the_same(
     dtype: torch.dtype, number: float, made: torch.dtype
 ) -> None:
-    class Divide(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x / number
-
     x = torch.arange(-8, 8).to(dtype)
-    module: Any = torch.export.export(Divide(), (x,)).module()
+    module: Any = torch.export.export(FunctionModel(lambda x: x / number), (x,)).module()
     with_tensors(module, read_eager_kernels(["aten.div.Tensor"]))
     (full,) = [node for node in module.graph.nodes if node.target is torch.ops.aten.full.default]
     assert full.kwargs["dtype"] is made
     answer = module(x)
-    assert answer.dtype is Divide()(x).dtype
-    assert torch.equal(answer, Divide()(x))
+    assert answer.dtype is (x / number).dtype
+    assert torch.equal(answer, x / number)
 
 
 def test_a_conversion_is_compiled_even_where_all_kernels_are_eagers() -> None:
     """torch 2.11's C interface to kernels gives it another dtype."""
-
-    class Narrow(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.half() + x
-
-    graph = torch.export.export(Narrow(), (torch.ones(3),)).run_decompositions().graph
+    program = torch.export.export(FunctionModel(lambda x: x.half() + x), (torch.ones(3),))
+    graph = program.run_decompositions().graph
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     assert torch.ops.aten._to_copy.default in {node.target for node in nodes}
     assert {node.target for node in nodes if _is_callable(node.target, _values(node))} == {torch.ops.aten.add.Tensor}
-
-
-@pytest.mark.parametrize("config", ["cpp.simdlen=1", "cpp.simdlen=8"])
-def test_a_vectors_length_can_only_be_one(config: str) -> None:
-    name, value = config.split("=")
-    if value == "1":
-        assert read_inductor_config({name: value}) == {"cpp.simdlen": 1}
-    else:
-        with pytest.raises(UsageError, match="exportkit sets it"):
-            read_inductor_config({name: value})
 
 
 def test_the_node_that_failed_is_found_on_the_stack() -> None:
@@ -105,13 +85,8 @@ def test_the_node_that_failed_is_found_on_the_stack() -> None:
     assert failed_nodes(ValueError("no")) == []
 
 
-class Two(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(torch.relu(x) - 1)
-
-
 def test_a_place_is_a_node_of_the_graph_that_calls_the_operator() -> None:
-    program = torch.export.export(Two(), (torch.ones(3),))
+    program = torch.export.export(FunctionModel(lambda x: torch.relu(torch.relu(x) - 1)), (torch.ones(3),))
     places = read_eager_kernels(["aten.relu.default@relu_1", "relu.default@relu"])
     assert places == ("aten.relu.default@relu_1", "aten.relu.default@relu")
     check_places(places, [program])
@@ -132,30 +107,31 @@ def test_an_operator_that_fails_at_two_places_is_left_everywhere() -> None:
     assert leave_one(("aten",), "aten.relu.default@relu_2") == ("aten",)
 
 
-class Everything(torch.nn.Module):
+def everything(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Operators that torch takes apart, that take no tensor, or a size in place of one."""
+    position = torch.arange(1, x.shape[0] + 1, dtype=x.dtype)[:, None]
+    halves = torch.nn.functional.glu(x.half().float() / x.shape[0], -1)
+    spectrum = torch.fft.rfft(x) / x.shape[0]
+    return torch.softmax(halves + position, -1), torch.layer_norm(x, x.shape[1:]).to(torch.int32), spectrum.abs()
 
-    def forward(self, x):
-        position = torch.arange(1, x.shape[0] + 1, dtype=x.dtype)[:, None]
-        halves = torch.nn.functional.glu(x.half().float() / x.shape[0], -1)
-        spectrum = torch.fft.rfft(x) / x.shape[0]
-        return torch.softmax(halves + position, -1), torch.layer_norm(x, x.shape[1:]).to(torch.int32), spectrum.abs()
+
+class Spectrum(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.relu(x), torch.relu(x - 0.5), (torch.fft.rfft(x) / x.shape[0]).abs()
+
+
+def compiled_agrees(function: Any, out: Path, options: CompileOptions, said: list[str]) -> None:
+    """Compiles a function of any number of rows, which answers what eager does."""
+    spec = spec_of(function, torch.rand(5, 8), shapes={"x": {0: "n[2:64]"}})
+    export_aoti(spec, out, TraceOptions(cases=1, edge_cases=False), options, progress=said.append)
+    with load(out, device="cpu") as model:
+        for x in (torch.rand(5, 8), torch.rand(64, 8)):
+            torch.testing.assert_close(model(x), function(x))
 
 
 @pytest.mark.slow
 def test_code_that_leaves_every_operator_to_eager_compiles_and_agrees(tmp_path: Path) -> None:
-    out, x = tmp_path / "all.pt2", torch.rand(5, 8)
-    spec = ExportSpec(Everything(), (x,), dynamic_shapes={"x": {0: "n[2:64]"}})
-    export_aoti(spec, out, TraceOptions(cases=1, edge_cases=False), CompileOptions(eager_kernels=("aten",)))
-    with load(out, device="cpu") as model:
-        for given in (x, torch.rand(64, 8)):
-            for one, other in zip(model(given), Everything()(given), strict=True):
-                torch.testing.assert_close(one, other)
-
-
-class Spectrum(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x), torch.relu(x - 0.5), (torch.fft.rfft(x) / x.shape[0]).abs()
+    compiled_agrees(everything, tmp_path / "all.pt2", CompileOptions(eager_kernels=("aten",)), [])
 
 
 @pytest.mark.slow
@@ -173,15 +149,9 @@ def test_a_node_that_does_not_compile_is_left_to_eager_at_its_place(
         return relu(*args)
 
     monkeypatch.setitem(lowering.lowerings, torch.ops.aten.relu.default, second_fails)
-    out, x = tmp_path / "spectrum.pt2", torch.rand(5, 8)
     said: list[str] = []
-    spec = ExportSpec(Spectrum(), (x,), dynamic_shapes={"x": {0: "n[2:64]"}})
-    export_aoti(EagerModel(spec), out, TraceOptions(cases=1, edge_cases=False), progress=said.append)
+    compiled_agrees(Spectrum(), tmp_path / "spectrum.pt2", CompileOptions(), said)
     assert any("with eager's kernel of aten.relu.default, test_eager_kernels.py:" in line for line in said), said
-    with PackageReader(out) as reader:
+    with PackageReader(tmp_path / "spectrum.pt2") as reader:
         left = compiled_with(reader, reader.manifest.targets[0]).eager_kernels
     assert left == ("aten.relu.default@relu_1", "aten.div.Tensor@div")
-    with load(out, device="cpu") as model:
-        for given in (x, torch.rand(64, 8)):
-            for one, other in zip(model(given), Spectrum()(given), strict=True):
-                torch.testing.assert_close(one, other)

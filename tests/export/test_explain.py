@@ -1,12 +1,15 @@
-"""What torch.export refuses, in the words of the command line."""
+"""What torch.export refuses, one reason or all of them, and which sizes work; tests/gallery has the messages."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
+import json
 import re
 import shlex
+import tempfile
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +17,34 @@ import click
 import pytest
 import torch
 from torch import Tensor
-from torch.testing import assert_close
-from torch.torch_version import TorchVersion
 
 import exportkit
-from exportkit import ExportSpec
-from exportkit.errors import ExportError
-from exportkit.export.models.call_signature import describe_call
+from exportkit.cli.app import main
+from exportkit.errors import ExportError, UsageError
+from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.option_parsing import parse_places
+from exportkit.export.models.resolve import resolve
+from exportkit.export.models.resolved import EagerModel, SavedProgram
 from exportkit.export.models.source_lines import user_frame
 from exportkit.export.sizes.declared import declared
 from exportkit.export.sizes.guards import GuardLog
-from exportkit.export.sizes.shapes import dynamic_sizes, merge_shapes
-from exportkit.export.sizes.size_changes import proposals
-from exportkit.export.trace.explain import raised_text
-from exportkit.export.trace.torch_export import TracingTask
+from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes, merge_shapes
+from exportkit.export.sizes.size_changes import changes_between, proposals
+from exportkit.export.trace import size_search
+from exportkit.export.trace.draft import TRIES, Draft, draft_of, suggested_changes, with_changes
+from exportkit.export.trace.explain import explain_refusal, raised_text
+from exportkit.export.trace.judged_sizes import export_judged
+from exportkit.export.trace.size_search import sizes_that_trace
+from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask
 from exportkit.export.trace.trace_method import trace_with_torch_export
+from exportkit.spec import ExportSpec
+from tests.export.function_models import Shapes, spec_of, tracing_task
+from tests.gallery.entries import operator_library
 
 
-def traced(model: torch.nn.Module, args: tuple[Tensor, ...], shapes: dict[str, dict[int, str]]) -> Any:
-    spec = ExportSpec(model=model, example_inputs=args, dynamic_shapes=shapes)
-    bound = describe_call(model, args, {})
-    sizes = dynamic_sizes(shapes, {name: tuple(t.shape) for name, t in zip(bound.names, bound.tensors)})
-    return trace_with_torch_export(TracingTask(spec, bound), sizes)
-
-
-def refused(model: torch.nn.Module, *args: Tensor, **shapes: dict[int, str]) -> ExportError:
+def refused(spec: ExportSpec) -> ExportError:
     with pytest.raises(ExportError) as caught:
-        traced(model, args, shapes)
+        trace_with_torch_export(*tracing_task(spec))
     assert caught.value.__cause__ is not None
     assert "TORCH_LOGS" not in str(caught.value)
     return caught.value
@@ -53,95 +56,56 @@ def options_in(error: ExportError) -> list[str]:
     return [following for word, following in itertools.pairwise(words) if word == "--dynamic"]
 
 
-def advised(model: torch.nn.Module, *args: Tensor, **shapes: dict[int, str]) -> tuple[ExportError, list[str]]:
-    """The error and its options, with which torch.export takes the model."""
-    error = refused(model, *args, **shapes)
-    options = options_in(error)
-    assert options
-    traced(model, args, merge_shapes(shapes, parse_places(options)))
-    return error, options
+def plus_rows(x: Tensor) -> Tensor:
+    return x + torch.ones(4, 3)
 
 
-class Fixed(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.ones(4, 3)
+def added(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
 
 
-def test_a_size_that_the_code_fixes_is_named_with_the_line_that_fixes_it() -> None:
-    error, options = advised(Fixed(), torch.rand(4, 3), x={0: "batch[1:8]"})
-    assert "`batch` (x:0)" in error.message
+X, Y = torch.rand(4, 3), torch.rand(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "shapes", "needs", "options"),
+    [
+        (plus_rows, (X,), {"x": {0: "batch[1:8]"}}, "`return x + torch.ones(4, 3)` needs x:0 == 4", ["x:0=4"]),
+        (lambda x: x * 2 if x.shape[0] > 5 else x, (X,), {"x": {0: "n[1:8]"}}, "needs x:0 <= 5", ["x:0=n[1:5]"]),
+        # A value within the range bounds it.
+        (
+            lambda x: x * 2 if x.shape[0] - 1 == 1 else x,
+            (torch.rand(5, 3),),
+            {"x": {0: "n[2:9]"}},
+            "needs x:0 - 1 != 1",
+            ["x:0=n[3:9]"],
+        ),
+        (
+            lambda image: image.reshape(image.shape[0], image.shape[1] // 16, 16, 8),
+            (torch.rand(2, 64, 8),),
+            {"image": {0: "batch[1:8]", 1: "h[32:128]"}},
+            "`h` (image:1)",
+            ["image:1=16*h[2:8]"],
+        ),
+        (added, (X, Y), {"x": {0: "a[1:8]"}, "y": {0: "b[1:8]"}}, "x:0 == y:0", ["y:0=a[1:8]"]),
+        # One name for ranges that differ has the sizes of both.
+        (added, (X, Y), {"x": {0: "a[1:8]"}, "y": {0: "b[2:64]"}}, "x:0 == y:0", ["x:0=a[2:8]", "y:0=a[2:8]"]),
+        (added, (X, Y), {"x": {0: "a[1:8]"}}, "`return x + y` needs x:0 == 4", ["y:0=a[1:8]"]),
+        # Equal sizes that have nothing to do with each other stay apart.
+        (lambda x, y: plus_rows(x).sum() + y.sum(), (X, torch.rand(4, 5)), {"x": {0: "a[1:8]"}}, "== 4", ["x:0=4"]),
+    ],
+    ids=["fixed", "branch", "value", "multiple", "equal", "ranges", "follows", "apart"],
+)
+def test_a_refusal_of_sizes_names_the_line_and_the_sizes_with_which_torch_traces(
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], shapes: Shapes, needs: str, options: list[str]
+) -> None:
+    error = refused(spec_of(function, *inputs, shapes=shapes))
     assert "test_explain.py" in error.message
-    assert "`return x + torch.ones(4, 3)` needs x:0 == 4" in error.message
-    assert options == ["x:0=4"]
-    assert "x:0 is always 4" in (error.hint or "")
-
-
-class Branch(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        if x.shape[0] > 5:
-            return x * 2
-        return x
-
-
-def test_a_branch_on_a_size_says_which_range_takes_one_way_through_it() -> None:
-    error, options = advised(Branch(), torch.rand(4, 3), x={0: "batch[1:8]"})
-    assert "`if x.shape[0] > 5:` needs x:0 <= 5" in error.message
-    assert options == ["x:0=batch[1:5]"]
-
-
-class Rows(torch.nn.Module):
-    def forward(self, image: Tensor) -> Tensor:
-        b, h, w = image.shape
-        return image.reshape(b, h // 16, 16, w)
-
-
-def test_a_size_that_must_be_a_multiple_is_suggested_as_one() -> None:
-    error, options = advised(Rows(), torch.rand(2, 64, 8), image={0: "batch[1:8]", 1: "h[32:128]"})
-    assert "`h` (image:1)" in error.message
-    assert "`return image.reshape(b, h // 16, 16, w)`" in error.message
-    assert options == ["image:1=16*h[2:8]"]
-
-
-class Sum(torch.nn.Module):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + y
-
-
-def test_sizes_that_must_be_equal_are_to_get_one_name() -> None:
-    _, options = advised(Sum(), torch.rand(4, 3), torch.rand(4, 3), x={0: "a[1:8]"}, y={0: "b[1:8]"})
-    assert options == ["y:0=a[1:8]"]
-
-
-def test_one_name_for_ranges_that_differ_has_the_sizes_of_both() -> None:
-    _, options = advised(Sum(), torch.rand(4, 3), torch.rand(4, 3), x={0: "a[1:8]"}, y={0: "b[2:64]"})
-    assert options == ["x:0=a[2:8]", "y:0=a[2:8]"]
-
-
-def test_a_size_that_another_input_has_too_is_suggested_to_vary_there_too() -> None:
-    error, options = advised(Sum(), torch.rand(4, 3), torch.rand(4, 3), x={0: "a[1:8]"})
-    assert "`return x + y` needs x:0 == 4" in error.message
-    assert options == ["y:0=a[1:8]"]
-
-
-class Unrelated(torch.nn.Module):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return (x + torch.ones(4, 3)).sum() + y.sum()
-
-
-def test_equal_sizes_that_have_nothing_to_do_with_each_other_stay_apart() -> None:
-    _, options = advised(Unrelated(), torch.rand(4, 3), torch.rand(4, 5), x={0: "a[1:8]"})
-    assert options == ["x:0=4"]
-
-
-class OneOff(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if x.shape[0] - 1 == 1 else x
-
-
-def test_a_value_within_the_range_that_the_code_excludes_bounds_the_suggested_range() -> None:
-    error, options = advised(OneOff(), torch.rand(5, 3), x={0: "n[2:9]"})
-    assert "needs x:0 - 1 != 1" in error.message
-    assert options == ["x:0=n[3:9]"]
+    assert needs in error.message
+    assert options_in(error) == options
+    trace_with_torch_export(
+        *tracing_task(spec_of(function, *inputs, shapes=merge_shapes(shapes, parse_places(options))))
+    )
 
 
 def test_torchs_range_beside_the_example_leaves_the_range_of_the_example() -> None:
@@ -156,7 +120,7 @@ def test_torchs_range_beside_the_example_leaves_the_range_of_the_example() -> No
 
 def test_nothing_is_suggested_that_does_not_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exportkit.export.trace.explain.sizes_that_trace", lambda *_, **__: None)
-    error = refused(Fixed(), torch.rand(4, 3), x={0: "batch[1:8]"})
+    error = refused(spec_of(plus_rows, X, shapes={"x": {0: "batch[1:8]"}}))
     assert "--dynamic" not in (error.hint or "")
     assert "No sizes that exportkit tried work" in (error.hint or "")
 
@@ -170,163 +134,14 @@ def test_the_callers_own_frames_are_no_lines_of_the_model() -> None:
     assert user_frame([*frames[:4], frames[5]]) is None
 
 
-class ByValue(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        if x.sum() > 0:
-            return x + 1
-        return x
-
-
-class ByItem(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.new_zeros(3) if int(x.sum().item()) > 2 else x
-
-
-class OfFound(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x[x > 0].logsumexp(0)
-
-
-@pytest.mark.parametrize(
-    ("model", "what", "advice"),
-    [
-        (
-            OfFound(),
-            "torch asks whether Eq(u0, 0) at test_explain.py:{}: `return x[x > 0]",
-            "torch._check(x.shape[0] > 0)",
-        ),
-        (ByValue(), "branches on the value of a tensor at test_explain.py:{}: `if x.sum() > 0:`", "torch.cond"),
-        (ByItem(), "needs a number from a tensor as Python's own number at test_explain.py:{}: ", "Leave int()"),
-    ],
-)
-def test_control_flow_by_value_names_the_line_and_what_to_write_instead(
-    model: torch.nn.Module, what: str, advice: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    error = refused(model, torch.rand(2, 3))
-    line = inspect.getsourcelines(type(model))[1] + 2
-    assert what.format(f"{line} in forward") in error.message
-    assert advice in (error.hint or "")
-    assert capfd.readouterr() == ("", "")  # neither half a graph nor advice about torch's own tools
-
-
-class Numpy(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.from_numpy(x.numpy() * 2)
-
-
-def test_numpy_in_the_model_is_named_with_its_line() -> None:
-    error = refused(Numpy(), torch.rand(2, 3))
-    assert "NumPy" in error.message
-    assert "x.numpy()" in error.message
-
-
 @pytest.mark.filterwarnings("ignore:.*TorchScript.*", "ignore:.*torch.jit.*")
 def test_torchscript_is_named_wherever_it_is_in_the_model() -> None:
     inner = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sequential(torch.jit.script(inner)))
-    error = refused(model, torch.rand(2, 3))
+    error = refused(
+        spec_of(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sequential(torch.jit.script(inner))), X)
+    )
     assert re.fullmatch("the model contains TorchScript.*: 1.0", error.message)
     assert "original nn.Module" in (error.hint or "")
-    traced(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sequential(inner)), (torch.rand(2, 3),), {})
-
-
-class Raises(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_exporting():
-            raise KeyError("no such thing")
-        return x
-
-
-def test_any_other_error_keeps_its_class_text_and_line() -> None:
-    error = refused(Raises(), torch.rand(2, 3))
-    assert "KeyError" in error.message
-    assert "no such thing" in error.message
-    assert "test_explain.py" in error.message
-
-
-class Counter(torch.nn.Module):
-    seen: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.add_(1)
-        return x + self.seen
-
-
-class Overwrites(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mul_(2) + 1
-
-
-@pytest.mark.parametrize(
-    ("model", "what"), [(Counter(), "changes its buffers seen"), (Overwrites(), "writes into its inputs x")]
-)
-def test_a_model_that_is_no_function_of_its_inputs_is_refused(model: Any, what: str) -> None:
-    spec = ExportSpec(model=model, example_inputs=(torch.rand(2, 3),))
-    with pytest.raises(ExportError, match=what):
-        trace_with_torch_export(TracingTask(spec, describe_call(model, spec.example_inputs, {})), dynamic_sizes({}, {}))
-
-
-def _loss(x: Tensor) -> Tensor:
-    lengths = torch.tensor([4, 4])
-    return torch.nn.functional.ctc_loss(x.log_softmax(-1), torch.ones(2, 3, dtype=torch.int64), lengths, lengths - 1)
-
-
-@pytest.mark.parametrize(
-    ("compute", "instead", "advice"),
-    [
-        (lambda x: torch.linalg.lstsq(x, x[..., :1])[0], lambda x: torch.linalg.pinv(x) @ x[..., :1], "pinv(a) @ b"),
-        (lambda x: torch.histogram(x, 4)[0], lambda x: torch.histc(x, bins=4, min=0, max=1), "torch.histc(x, bins=4"),
-        (_loss, lambda x: x.log_softmax(-1), "outside of the model"),
-    ],
-    ids=["least squares", "histogram", "loss"],
-)
-def test_an_operator_whose_shapes_torch_does_not_know_has_a_substitute(compute, instead, advice) -> None:
-    class Computes(torch.nn.Module):
-        def __init__(self, what: Any) -> None:
-            super().__init__()
-            self.what = what
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.what(x)
-
-    x, rows = torch.rand(4, 2, 5), {0: "rows[4:9]"}
-    error = refused(Computes(compute), x, x=rows)
-    assert error.message.startswith("torch.export does not know the shape of what aten.")
-    assert "test_explain.py" in error.message
-    assert advice in (error.hint or "")
-    assert traced(Computes(instead), (x,), {"x": rows})
-
-
-class _Pairs(torch.nn.Module):
-    """The differences of all pairs: of torch.combinations, and in the two ways that are advised."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-        self.register_buffer("pairs", torch.combinations(torch.arange(5)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.how == "masked":
-            return torch.triu(x[:, None, :] - x[:, :, None], 1).square().sum((1, 2))
-        pairs = self.pairs if self.how == "buffer" else torch.combinations(torch.arange(5))
-        return (x[:, pairs[:, 1]] - x[:, pairs[:, 0]]).square().sum(1)
-
-
-def test_pairs_that_torch_selects_with_a_mask_have_two_substitutes() -> None:
-    x, rows = torch.rand(4, 5), {0: "rows[1:9]"}
-    if TorchVersion(torch.__version__) < "2.14":
-        error = refused(_Pairs("combinations"), x, x=rows)
-        assert re.match("torch loses track of a size that depends on values at .*test_explain.py:", error.message)
-        assert "torch.triu(y, 1)" in (error.hint or "")
-    else:
-        assert traced(_Pairs("combinations"), (x,), {"x": rows})
-    for how in ("buffer", "masked"):
-        assert_close(_Pairs(how)(x), _Pairs("combinations")(x))
-        assert traced(_Pairs(how), (x,), {"x": rows})
 
 
 def test_a_fault_of_the_gpu_is_told_without_torchs_advice() -> None:
@@ -335,3 +150,205 @@ CUDA kernel errors might be asynchronously reported at some other API call, so t
 For debugging consider passing CUDA_LAUNCH_BLOCKING=1
 Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."""
     assert raised_text(RuntimeError(torchs)) == "RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
+# --- a draft names every reason at once, and sizes are taken as far as the caller allows -----------------------------
+
+
+GALLERY = Path("tests/gallery")
+
+
+def eager(function: Callable[..., Any], *inputs: Tensor, **shapes: dict[int, str]) -> EagerModel:
+    return EagerModel(spec_of(function, *inputs, shapes=shapes))
+
+
+def two_branches(x: Tensor, n: Tensor) -> Tensor:
+    if x.sum() > 0:
+        x = x + 1
+    rows = int(n)
+    return x * rows
+
+
+@pytest.mark.parametrize("again", [False, True])  # torch writes a file's name only once in a process
+def test_every_line_that_needs_a_value_is_reported_with_its_variables_alone(
+    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    branch, number = draft_of(eager(two_branches, torch.ones(2, 3), torch.tensor(2)), TraceOptions()).findings
+    line = inspect.getsourcelines(two_branches)[1] + 1
+    assert (branch.file, branch.line, branch.source) == (__file__, line, "if x.sum() > 0:")
+    assert (number.file, number.line, number.source) == (__file__, line + 2, "rows = int(n)")
+    assert branch.kind == number.kind == "value"
+    assert "it was True for the example inputs" in branch.message
+    assert "torch.cond" in (branch.hint or "")
+    assert "Leave int()" in (number.hint or "")
+    assert "[2, 3]" in branch.variables["x"]
+    assert not list(tmp_path.iterdir())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_operator_that_cannot_travel_is_a_finding() -> None:
+    model = resolve(f"{GALLERY}/operators.py:WithoutFake", inputs=["x=float32[4,3]"], op_libraries=[operator_library()])
+    (finding,) = draft_of(model, TraceOptions()).findings
+    assert (finding.kind, finding.operator) == ("operator", "exportkit_gallery::without_fake")
+    assert finding.message.startswith("operator exportkit_gallery::without_fake has no fake kernel")
+    assert finding.hint
+
+
+def rows(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0] // 8, 8, -1).sum(1)
+
+
+def short(x: Tensor) -> Tensor:
+    return x if x.shape[0] <= 5 else x * 2
+
+
+def test_a_sound_model_has_no_findings() -> None:
+    assert draft_of(eager(added, X, Y), TraceOptions()) == Draft(())
+
+
+@pytest.mark.parametrize(
+    ("model", "dynamic"),
+    [
+        (eager(rows, torch.rand(64, 3), x={0: "n[8:100]"}), ("x:0=8*n[1:12]",)),
+        (eager(added, X, Y, x={0: "a[1:8]"}, y={0: "b[1:8]"}), ("y:0=a[1:8]",)),
+    ],
+)
+def test_ties_and_multiples_are_applied_unasked(model: EagerModel, dynamic: Sequence[str]) -> None:
+    changes = suggested_changes(model, TraceOptions(), allow_narrowing=False)
+    options = with_changes(TraceOptions(), changes)
+    assert options.dynamic == dynamic
+    assert suggested_changes(model, options, allow_narrowing=False) == ()  # the model traces with them
+
+
+@pytest.mark.parametrize(
+    ("given", "works"),
+    [
+        ("2*n[4:50]", "8*n[1:12]"),
+        ("6*n[4:16]", "24*n[1:4]"),
+        ("12*n[2:8]", "24*n[1:4]"),
+        ("2*n+4[2:48]", "8*n+8[0:11]"),
+        ("8*n[1:12]", None),
+        ("16*n[1:6]", None),
+        ("8*n-8[2:13]", None),
+    ],
+)
+def test_a_factor_that_does_not_suffice_is_refused_with_one_that_does(given: str, works: str | None) -> None:
+    """torch.export takes all of these (pytorch#141115)."""
+    task, sizes = tracing_task(spec_of(rows, torch.rand(48, 3), shapes={"x": {0: given}}))
+    if works is None:
+        export_judged(task, sizes)
+        return
+    with pytest.raises(RefusedByTorchError) as caught:
+        export_judged(task, sizes)
+    error = explain_refusal(caught.value, task)
+    assert "`return x.reshape(x.shape[0] // 8, 8, -1).sum(1)` needs " in error.message
+    assert f"--dynamic 'x:0={works}'" in (error.hint or "")
+
+
+@pytest.mark.parametrize(("function", "dynamic"), [(plus_rows, ("x:0=4",)), (short, ("x:0=n[1:5]",))])
+def test_a_range_is_narrowed_only_where_that_is_allowed(
+    function: Callable[..., Tensor], dynamic: Sequence[str]
+) -> None:
+    model = eager(function, X, x={0: "n[1:8]"})
+    with pytest.raises(ExportError, match=r"narrower than those asked for.*--allow-narrowing takes them"):
+        suggested_changes(model, TraceOptions(), allow_narrowing=False)
+    changes = suggested_changes(model, TraceOptions(), allow_narrowing=True)
+    assert with_changes(TraceOptions(), changes).dynamic == dynamic
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "narrows"),
+    [
+        ("n[8:100]", "8*n[1:12]", False),  # 96 is the last multiple
+        ("n[8:100]", "8*n[2:12]", True),
+        ("n[8:100]", "8*n[1:11]", True),
+        ("n[8:100]", "n[9:100]", True),
+        ("n[8:100]", "n[8:99]", True),
+        ("n[8:100]", "m[8:100]", False),
+        ("n[8:100]", "16", True),
+        ("16", "n[8:100]", False),
+    ],
+)
+def test_what_counts_as_narrowing(before: str, after: str, narrows: bool) -> None:
+    examples = {"x": (16,)}
+    old, new = (dynamic_sizes({"x": {0: text}}, examples) for text in (before, after))
+    (change,) = changes_between(old, new, examples)
+    assert (change.place, change.before, change.after, change.narrows) == ("x:0", before, after, narrows)
+
+
+def test_a_changed_place_replaces_the_option_given_for_it() -> None:
+    (change,) = changes_between(dynamic_sizes({"x": {0: "n[1:8]"}}, {"x": (4, 3)}), DynamicSizes(), {"x": (4, 3)})
+    options = with_changes(TraceOptions(dynamic=("x:0=n[1:8]", "x:1=m[1:8]")), [change])
+    assert options.dynamic == ("x:1=m[1:8]", "x:0=4")
+
+
+def test_the_search_ends_after_the_tries_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, sizes = tracing_task(spec_of(plus_rows, X, shapes={"x": {0: "n[1:8]"}}))
+    with pytest.raises(RefusedByTorchError) as refused:
+        export_judged(task, sizes)
+    tried: list[DynamicSizes] = []
+
+    def refuse(task: TracingTask, sizes: DynamicSizes, traces: int) -> None:
+        tried.append(sizes)
+        raise refused.value
+
+    monkeypatch.setattr(size_search, "export_judged", refuse)
+    monkeypatch.setattr(size_search, "proposals", lambda *_: [sizes, sizes])
+    assert sizes_that_trace(task, refused.value, TRIES) is None
+    assert len(tried) == TRIES == 5
+
+
+def test_an_exported_program_has_no_sizes_to_change(tmp_path: Path) -> None:
+    spec = spec_of(plus_rows, X)
+    program = torch.export.export(spec.model, (X,))
+    saved = SavedProgram(spec, {"forward": program}, tmp_path / "a.pt2", None)
+    with pytest.raises(UsageError, match=r"--draft: .* is an exported program"):
+        draft_of(saved, TraceOptions())
+    with pytest.raises(UsageError, match=r"--apply-suggested-fixes: .* is an exported program"):
+        suggested_changes(saved, TraceOptions(), allow_narrowing=True)
+
+
+PATCHES = ["export", f"{GALLERY}/sizes.py:Patches", "--input", "image=float32[2,64,8]"]
+PATCHES += ["--dynamic", "image:1=h[32:128]"]
+
+
+def test_the_command_prints_the_draft_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PATCHES, "--draft", "--json"]) == 5
+    document = json.loads(capsys.readouterr().out)
+    assert [finding["kind"] for finding in document["findings"]] == ["size"]
+    assert document["changes"][0]["after"] == "16*h[2:8]"
+    assert main([*PATCHES, "--draft"]) == 5
+    assert "1. the model does not take every size that `h` (image:1)" in capsys.readouterr().out
+    assert main([*PATCHES[:4], "--draft"]) == 0
+    assert capsys.readouterr().out == "Nothing keeps the model from being exported.\n"
+
+
+def test_the_command_applies_what_it_suggests_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.pt2"
+    assert main([*PATCHES, "--format", "program", "-o", str(out), "--apply-suggested-fixes", "--json"]) == 0
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert [change["after"] for change in document["changes"]] == ["16*h[2:8]"]
+    assert document["manifest"]["methods"][0]["call"]["inputs"][0]["shape"][1] == {
+        "dimension": "h",
+        "scale": 16,
+        "offset": 0,
+    }
+    assert "changed image:1 from h[32:128] to 16*h[2:8]: image:1 is a multiple of 16" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "Give --output FILE, or --draft"),
+        (["--draft", "-o", "x.pt2"], "Give --output FILE, or --draft"),
+        (["--draft", "--apply-suggested-fixes"], "give one of them"),
+        (["-o", "x.pt2", "--allow-narrowing"], "--allow-narrowing is for --apply-suggested-fixes"),
+    ],
+)
+def test_options_that_exclude_each_other(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*PATCHES, *options]) == 2
+    assert message in capsys.readouterr().err

@@ -13,14 +13,14 @@ import sympy
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from torch._export.serde.serialize import GraphModuleSerializer
 from torch._inductor import config, sizevars
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.index_propagation import TypedExpr
-from torch._inductor.utils import parallel_num_threads
 from torch._inductor.virtualized import V
 from torch.nn.attention.flex_attention import flex_attention
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import gelu, scaled_dot_product_attention
 from torch.utils import _filelock
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -30,112 +30,44 @@ from exportkit.export.compile.aot_inductor import compile_methods
 from exportkit.export.compile.compile_plan import CompilePlan, read_inductor_config
 from exportkit.export.compile.inductor_changes import MODEL_LOCK, _holds_all, changed_inductor
 from exportkit.export.cpu_isas import default_cpu_isa
-from exportkit.export.export_options import TraceOptions
-from exportkit.export.models.resolve import resolve
 from exportkit.export.torch_patches import patched
 from exportkit.export.torch_patches.patch_table import PATCHES
-from exportkit.export.trace.trace import trace
 from exportkit.export.trace.traced import Traced
 from exportkit.progress import silent
 from exportkit.verify.filled_memory import CONTENTS, filled_memory
 from tests.export.compiled_code import kernels_of
-
-CPU = torch.device("cpu")
-
-MODEL = """\
-import torch
-
-from exportkit.spec import ExportSpec
+from tests.export.function_models import CPU, spec_of, traced
 
 
-class Heads(torch.nn.Module):
-    def forward(self, x):
-        return x.permute(0, 2, 1, 3).contiguous() + 1
+def heads() -> Traced:
+    function = lambda x: x.permute(0, 2, 1, 3).contiguous() + 1  # noqa: E731
+    return traced(spec_of(function, torch.rand(2, 3, 50, 32), shapes={"x": {0: "batch[1:64]", 2: "rows[2:1000]"}}))
 
 
-def heads():
-    return ExportSpec(
-        model=Heads().eval(),
-        example_inputs=(torch.rand(2, 3, 50, 32),),
-        dynamic_shapes={"x": {0: "batch[1:64]", 2: "rows[2:1000]"}},
-    )
-"""
-
-
-ATTENTION = """\
-import torch
-from torch.nn.attention.flex_attention import flex_attention
-
-from exportkit.spec import ExportSpec
-
-
-class Attention(torch.nn.Module):
-    def forward(self, q, k, v):
-        return flex_attention(q, k, v)
-
-
-def attention():
-    inputs = tuple(torch.rand(1, 2, 64, 16) for _ in range(3))
-    return ExportSpec(model=Attention().eval(), example_inputs=inputs)
-"""
-
-
-TOKENS = """\
-import torch
-from torch.nn import functional
-
-from exportkit.spec import ExportSpec
-
-
-class Tokens(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = torch.nn.Parameter(torch.rand(1, 1, 8))
-        self.wide, self.narrow = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
-
-    def forward(self, x):
-        patches = x.reshape(x.shape[0], x.shape[1] * x.shape[2], 8)
-        tokens = torch.cat([self.first.expand(x.shape[0], -1, -1), patches], 1)
-        return self.narrow(functional.gelu(self.wide(tokens)))
-
-
-def tokens():
-    return ExportSpec(
-        model=Tokens().eval(),
-        example_inputs=(torch.rand(2, 3, 5, 8),),
-        dynamic_shapes={"x": {0: "batch[1:64]", 1: "gh[2:60]", 2: "gw[2:60]"}},
-    )
-"""
-
-
-def _kernels(traced: Traced, folder: Path, threads: int) -> str:
+def _kernels(found: Traced, folder: Path, threads: int) -> str:
     """Returns the kernels that a machine with so many threads writes."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         plan, isa = CompilePlan(CPU, [default_cpu_isa()]), default_cpu_isa()
-        return kernels_of(lambda: compile_methods(traced, folder, plan, isa, weights=None, progress=silent))
+        return kernels_of(lambda: compile_methods(found, folder, plan, isa, weights=None, progress=silent))
     finally:
         torch.set_num_threads(before)
 
 
 @pytest.mark.process
 def test_rows_of_one_sample_are_divided_among_threads_whatever_machine_compiles(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(MODEL)
-    model = resolve(f"{tmp_path}/model.py:heads")
-    traced = trace(model, TraceOptions(), CPU, silent)
-    one, many = (
-        re.findall("#pragma omp .*", _kernels(traced, tmp_path / str(threads), threads)) for threads in (1, 64)
-    )
+    found = heads()
+    one, many = (re.findall("#pragma omp .*", _kernels(found, tmp_path / str(threads), threads)) for threads in (1, 64))
     assert one == many == ["#pragma omp parallel", "#pragma omp for collapse(2)"]
 
 
 @pytest.mark.process
 def test_attention_has_memory_for_each_thread_that_runs_it(tmp_path: Path) -> None:
     """With torch's own code, a package that was exported with 2 threads crashed with 16."""
-    (tmp_path / "model.py").write_text(ATTENTION)
-    traced = trace(resolve(f"{tmp_path}/model.py:attention"), TraceOptions(), CPU, silent)
-    assert "int64_t num_thread = at::get_num_threads();" in _kernels(traced, tmp_path / "compiled", 2)
+    inputs = [torch.rand(1, 2, 64, 16) for _ in range(3)]
+    found = traced(spec_of(lambda q, k, v: flex_attention(q, k, v), *inputs))
+    assert "int64_t num_thread = at::get_num_threads();" in _kernels(found, tmp_path / "compiled", 2)
 
 
 @pytest.mark.process
@@ -153,26 +85,12 @@ def test_attention_reads_no_keys_that_are_not_there() -> None:
         torch.testing.assert_close(each, scaled_dot_product_attention(q, k, v))
 
 
-SUMS = """
-import torch
-from exportkit import ExportSpec
-
-class Sums(torch.nn.Module):
-    def forward(self, long, short):
-        return long.sum(0), short.sum(0)
-
-def sums():
-    shapes = {"long": {0: "rows[1:65536]"}, "short": {0: "few[1:64]"}}
-    return ExportSpec(Sums(), (torch.rand(9, 8), torch.rand(5, 8)), dynamic_shapes=shapes)
-"""
-
-
 @pytest.mark.process
 def test_sums_that_may_be_long_are_added_in_chunks_whatever_the_examples_size(tmp_path: Path) -> None:
     """Inductor's own code notes that the sum is short, and takes that for a condition of all sizes from then on."""
-    (tmp_path / "model.py").write_text(SUMS)
-    traced = trace(resolve(f"{tmp_path}/model.py:sums"), TraceOptions(), CPU, silent)
-    kernels = _kernels(traced, tmp_path / "compiled", 2)
+    shapes = {"long": {0: "rows[1:65536]"}, "short": {0: "few[1:64]"}}
+    spec = spec_of(lambda long, short: (long.sum(0), short.sum(0)), torch.rand(9, 8), torch.rand(5, 8), shapes=shapes)
+    kernels = _kernels(traced(spec), tmp_path / "compiled", 2)
     loops = re.findall(
         r"x1<static_cast<int64_t>\((ks\d)\).*?(cascade_sum_combine|tmp_acc\d_vec \+)", kernels, re.DOTALL
     )
@@ -182,9 +100,16 @@ def test_sums_that_may_be_long_are_added_in_chunks_whatever_the_examples_size(tm
 @pytest.mark.process
 def test_a_product_reads_its_input_where_it_is(tmp_path: Path) -> None:
     """Inductor's own code copies what gelu wrote: an image's gh * gw + 1 tokens do not look like whole rows to it."""
-    (tmp_path / "model.py").write_text(TOKENS)
-    traced = trace(resolve(f"{tmp_path}/model.py:tokens"), TraceOptions(), CPU, silent)
-    kernels = _kernels(traced, tmp_path / "compiled", 2)
+    first, wide, narrow = torch.rand(1, 1, 8), torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+
+    def tokens(x: Tensor) -> Tensor:
+        patches = x.reshape(x.shape[0], x.shape[1] * x.shape[2], 8)
+        return narrow(gelu(wide(torch.cat([first.expand(x.shape[0], -1, -1), patches], 1))))
+
+    sizes = {"x": {0: "batch[1:64]", 1: "gh[2:60]", 2: "gw[2:60]"}}
+    with torch.no_grad():
+        found = traced(spec_of(tokens, torch.rand(2, 3, 5, 8), shapes=sizes))
+    kernels = _kernels(found, tmp_path / "compiled", 2)
     assert ".erf()" in kernels
     assert "div_floor_integer" not in kernels, kernels
 
@@ -239,10 +164,8 @@ def options_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: CompilePla
         raise RuntimeError("enough")
 
     monkeypatch.setattr(torch._inductor, "aot_compile", compiled)
-    (tmp_path / "model.py").write_text(MODEL)
-    traced = trace(resolve(f"{tmp_path}/model.py:heads"), TraceOptions(), CPU, silent)
     with pytest.raises(ExportError, match="enough"):
-        compile_methods(traced, tmp_path / "target", plan, None, weights=None, progress=silent)
+        compile_methods(heads(), tmp_path / "target", plan, None, weights=None, progress=silent)
     return seen
 
 
@@ -293,17 +216,6 @@ def test_integers_that_a_call_leaves_to_their_defaults_are_written_down() -> Non
     assert [argument.arg.as_int for argument in given] == [2]
     assert none == []
     assert serializer.serialize_inputs(torch.ops.aten.index_add.default, ()) == []
-
-
-def test_a_machine_of_one_thread_writes_code_for_more() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with changed_inductor():
-            assert parallel_num_threads() == 2
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

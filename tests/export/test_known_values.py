@@ -17,34 +17,20 @@ from exportkit.errors import ExportError, RefusedValueError
 from exportkit.export.artifact import export_aoti
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.placement import prepared
-from exportkit.export.models.resolved import EagerModel
-from exportkit.export.trace.trace import trace
 from exportkit.spec import ExportSpec
+from tests.export.function_models import FunctionModel, spec_of, traced
 from tests.gallery.fixed import BranchOnState, BranchOnWeight, GridInBuffer
 
 TIMES = torch.tensor([[2, 1], [0, 3]])
 OTHERS = "the weights decide otherwise"
 
 
-class Applied(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
+class Here(FunctionModel):
+    """A model of this file: Python's `len` is replaced in the files of a model's classes, and nowhere else."""
 
 
-def spec_of(model: nn.Module, *shape: int, **more: object) -> ExportSpec:
-    return ExportSpec(model=model, example_inputs=(torch.rand(shape),), **more)
-
-
-def traced(spec: ExportSpec) -> nn.Module:
-    """Returns the program's module."""
-    model = EagerModel(spec, name="fixed", model_kwargs={}, seed=0)
-    (method,) = trace(model, TraceOptions(cases=1), torch.device("cpu"), lambda _: None).methods
+def program_of(spec: ExportSpec) -> nn.Module:
+    (method,) = traced(spec, cases=1).methods
     return method.program.module()
 
 
@@ -71,7 +57,7 @@ def test_a_number_from_a_tensor_of_sizes_is_right_at_other_sizes(number: Callabl
     def at(x: Tensor) -> Tensor:
         return torch.ones(number(x)).cumsum(0)
 
-    program = traced(spec_of(Applied(at), 4, 6, dynamic_shapes={"x": {0: "n[2:9]", 1: "m[4:9]"}}))
+    program = program_of(spec_of(Here(at), torch.rand(4, 6), shapes={"x": {0: "n[2:9]", 1: "m[4:9]"}}))
     for shape in ((2, 4), (2, 9), (9, 4), (7, 8), (3, 5)):
         assert program(torch.rand(shape)).equal(at(torch.rand(shape)))
 
@@ -88,7 +74,7 @@ def test_a_number_from_a_tensor_of_sizes_is_right_at_other_sizes(number: Callabl
     ],
 )
 def test_sizes_that_follow_from_constants_are_known(function: Callable[[Tensor], Tensor]) -> None:
-    program = traced(spec_of(Applied(function), 4, 2, dynamic_shapes={"x": {0: "n[1:9]"}}))
+    program = program_of(spec_of(lambda x: function(x), torch.rand(4, 2), shapes={"x": {0: "n[1:9]"}}))
     x = torch.rand(7, 2)
     assert program(x).equal(function(x))
     (result,) = program.graph.find_nodes(op="output")[0].args[0]
@@ -100,17 +86,17 @@ def test_linspace_of_a_size_is_as_near_as_eagers(steps: int) -> None:
     def line(x: Tensor) -> Tensor:
         return torch.linspace(0.5, x.shape[0] - 0.5, x.shape[0]) + x
 
-    program = traced(spec_of(Applied(line), 5, dynamic_shapes={"x": {0: "n[1:64]"}}))
+    program = program_of(spec_of(line, torch.rand(5), shapes={"x": {0: "n[1:64]"}}))
     torch.testing.assert_close(program(torch.zeros(steps)), line(torch.zeros(steps)), rtol=3e-7, atol=0)
 
 
 def test_a_value_of_declared_state_is_unknown() -> None:
     with pytest.raises(ExportError, match="the model branches on the value of a tensor"):
-        traced(spec_of(BranchOnState(), 4, 2, state=("calls",)))
+        program_of(spec_of(BranchOnState(), torch.rand(4, 2), state=("calls",)))
 
 
 def test_a_number_from_a_floating_weight_stays_that_of_the_weights_that_run() -> None:
-    program = traced(spec_of(BranchOnWeight(), 4, 2))
+    program = program_of(spec_of(BranchOnWeight(), torch.rand(4, 2)))
     other = BranchOnWeight()
     other.weight.data *= 2
     program.load_state_dict(other.state_dict())
@@ -120,7 +106,7 @@ def test_a_number_from_a_floating_weight_stays_that_of_the_weights_that_run() ->
 
 @pytest.mark.parametrize(("weight", "times"), [(0.1, 3), (2.0, 4)])
 def test_a_program_refuses_weights_that_decide_otherwise(weight: float, times: int) -> None:
-    program = traced(spec_of(BranchOnWeight(), 4, 2))
+    program = program_of(spec_of(BranchOnWeight(), torch.rand(4, 2)))
     program.load_state_dict({"weight": torch.full((2,), weight), "times": torch.tensor(times)})
     with pytest.raises(RuntimeError, match=OTHERS):
         program(torch.rand(4, 2))
@@ -128,9 +114,8 @@ def test_a_program_refuses_weights_that_decide_otherwise(weight: float, times: i
 
 @pytest.mark.slow
 def test_a_package_refuses_weights_that_decide_otherwise(tmp_path: Path) -> None:
-    spec = spec_of(GridInBuffer(), 2, 40, 3, dynamic_shapes={"x": {0: "batch[1:4]"}})
-    model = EagerModel(spec, name="grid", model_kwargs={}, seed=0)
-    export_aoti(model, tmp_path / "grid.pt2", TraceOptions(cases=1, edge_cases=False))
+    spec = spec_of(GridInBuffer(), torch.rand(2, 40, 3), shapes={"x": {0: "batch[1:4]"}})
+    export_aoti(spec, tmp_path / "grid.pt2", TraceOptions(cases=1, edge_cases=False))
     x = torch.rand(3, 40, 3)
     with load(tmp_path / "grid.pt2", device="cpu") as package:
         torch.testing.assert_close(package(x), spec.model(x))
@@ -140,18 +125,14 @@ def test_a_package_refuses_weights_that_decide_otherwise(tmp_path: Path) -> None
 
 
 def test_reading_a_value_leaves_the_weights_and_the_model_as_they_are() -> None:
-    class Filled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("table", torch.arange(4.0), persistent=False)
+    def filled(x: Tensor) -> Tensor:
+        table = model.table.clone()
+        table[1:].mul_(2)
+        return x + 1 if table.sum() > 10 else x
 
-        def forward(self, x: Tensor) -> Tensor:
-            table = self.table.clone()
-            table[1:].mul_(2)
-            return x + 1 if table.sum() > 10 else x
-
-    model = Filled()
-    traced(spec_of(model, 4))
+    model = FunctionModel(filled)
+    model.table = nn.Buffer(torch.arange(4.0), persistent=False)
+    program_of(spec_of(model, torch.rand(4)))
     assert model.table.equal(torch.arange(4.0))
     assert "len" not in globals()
 
@@ -160,7 +141,7 @@ def test_tensors_that_modules_keep_beside_their_state_move_with_the_model() -> N
     model = nn.Linear(3, 3)
     model.table = torch.ones(3)
     model.kept = [{"same": model.table}, torch.tensor(2.0)]
-    with prepared(spec_of(model, 2, 3), torch.device("meta"), torch.bfloat16) as spec:
+    with prepared(spec_of(model, torch.rand(2, 3)), torch.device("meta"), torch.bfloat16) as spec:
         assert (spec.model.table.device.type, spec.model.table.dtype) == ("meta", torch.float32)
         assert spec.model.kept[0]["same"] is spec.model.table
         assert spec.model.kept[1].device.type == "cpu"  # a number, which torch takes on any device

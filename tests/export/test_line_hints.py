@@ -16,29 +16,15 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.torch_version import TorchVersion
 
-from exportkit import ExportSpec
 from exportkit.errors import ExportError
-from exportkit.export.artifact import export_program
-from exportkit.export.export_options import TraceOptions
 from exportkit.export.trace.line_hints import to_keep_the_range
+from tests.export.function_models import exported, spec_of
 from tests.gallery.entries import LONGEST, NOISE
 
-LAYERS = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3)).requires_grad_(False)
+LAYERS = [torch.nn.Linear(8, 8).requires_grad_(False) for _ in range(3)]
 X, LABELS, N = torch.rand(6, 8), torch.tensor([2, 0, 1]), torch.tensor(2)
 GRID, ENTRIES, VALUES = torch.rand(6, 8, 3), torch.tensor([[0, 1, 3], [5, 2, 2]]), torch.rand(3)
 ROWS = {"x": {0: "rows[2:64]"}}
-
-
-class Written(torch.nn.Module):
-    """A model that is a function."""
-
-    def __init__(self, function: Callable[..., Any], *inputs: Tensor) -> None:
-        super().__init__()
-        self.function, self.layers = function, LAYERS
-        self.two = len(inputs) > 1
-
-    def forward(self, x: Tensor, n: Tensor | None = None) -> Any:
-        return self.function(x, n) if self.two else self.function(x)
 
 
 @dataclass(frozen=True)
@@ -142,6 +128,24 @@ def doubled(count: Any) -> Callable[[Tensor], Any]:
     return lambda x: while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x * 2), (count, x.clone()))[1]
 
 
+def loss(x: Tensor) -> Tensor:
+    lengths = torch.tensor([4, 4])
+    labels = torch.ones(2, 3, dtype=torch.int64)
+    return torch.nn.functional.ctc_loss(x.log_softmax(-1), labels, lengths, lengths - 1)
+
+
+def found(x: Tensor) -> Tensor:
+    chosen = x[x > 0]
+    torch._check(chosen.shape[0] > 0)
+    return chosen.logsumexp(0)
+
+
+def pairs(x: Tensor) -> Tensor:
+    """The differences of all pairs."""
+    pairs = torch.combinations(torch.arange(8))
+    return (x[:, pairs[:, 1]] - x[:, pairs[:, 0]]).square().sum(1)
+
+
 def parts(x: Tensor, n: Tensor) -> Tensor:
     h, w = n[:2].tolist()
     for size, most in ((h, 6), (w, 8)):
@@ -223,30 +227,57 @@ PAIRS = {
     "sizes": Pair(
         lambda x, n: x[: n[0], : n[1]].reshape(n[0] * n[1], -1), "torch.narrow(x, 0, 0, h)", parts, (GRID, LABELS + 1),
     ),
+    "found": Pair(lambda x: x[x > 0].logsumexp(0), "torch._check(x.shape[0] > 0)", found),
+    "least squares": Pair(
+        lambda x: torch.linalg.lstsq(x, x[..., :1])[0], "pinv(a) @ b",
+        lambda x: torch.linalg.pinv(x) @ x[..., :1], (torch.rand(4, 5, 2),), {"x": {0: "rows[4:9]"}},
+    ),
+    "histogram": Pair(
+        lambda x: torch.histogram(x, 4, range=(0.0, 1.0))[0], "torch.histc(x, bins=4",
+        lambda x: torch.histc(x, bins=4, min=0, max=1), sizes=ROWS,
+    ),
     "carried": Pair(doubled(0), "torch.tensor(0) for a number", lambda x: doubled(torch.tensor(0))(x)),
 }  # fmt: skip
 
 
-def exported(function: Callable[..., Any], pair: Pair, folder: Path) -> None:
-    spec = ExportSpec(Written(function, *pair.inputs), pair.inputs, dynamic_shapes=pair.sizes)
-    export_program(spec, folder / "program.pt2", TraceOptions(cases=2, edge_cases=pair.says == "write torch's"))
+def export(function: Callable[..., Any], pair: Pair, folder: Path) -> None:
+    spec = spec_of(function, *pair.inputs, shapes=pair.sizes)
+    exported(spec, folder, cases=2, edge_cases=pair.says == "write torch's")
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_is_said_to_write_instead_traces(name: str, tmp_path: Path) -> None:
     pair = PAIRS[name]
     with pytest.raises(ExportError) as caught:
-        exported(pair.wrong, pair, tmp_path)
+        export(pair.wrong, pair, tmp_path)
     assert pair.says in (caught.value.hint or ""), caught.value.message
     said = f"{caught.value.message}\n{caught.value.hint}"
     assert NOISE.search(said) is None
     assert len(said) < LONGEST
     if TorchVersion(torch.__version__) >= pair.file_since:
-        exported(pair.right, pair, tmp_path)
+        export(pair.right, pair, tmp_path)
     else:
         with pytest.raises(ExportError, match="cannot write the program to a file"):
-            exported(pair.right, pair, tmp_path)
+            export(pair.right, pair, tmp_path)
     torch.testing.assert_close(pair.right(*pair.inputs), pair.wrong(*pair.inputs))
+
+
+def test_a_loss_is_left_outside_of_the_model(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"does not know the shape of what aten(.|\n)*outside of the model"):
+        exported(spec_of(loss, torch.rand(4, 2, 5)), tmp_path)
+
+
+def test_pairs_that_torch_selects_with_a_mask_have_two_substitutes(tmp_path: Path) -> None:
+    table = torch.combinations(torch.arange(8))
+    if TorchVersion(torch.__version__) < "2.14":
+        with pytest.raises(ExportError, match=r"loses track of a size that depends on values(.|\n)*torch.triu\(y, 1\)"):
+            exported(spec_of(pairs, X, shapes=ROWS), tmp_path)
+    for instead in (
+        lambda x: (x[:, table[:, 1]] - x[:, table[:, 0]]).square().sum(1),
+        lambda x: torch.triu(x[:, None, :] - x[:, :, None], 1).square().sum((1, 2)),
+    ):
+        torch.testing.assert_close(instead(X), pairs(X))
+        exported(spec_of(instead, X, shapes=ROWS), tmp_path)
 
 
 def test_hints_about_lines_that_fix_a_size_are_told_of_what_the_lines_do() -> None:
@@ -268,4 +299,4 @@ def test_a_branch_that_pads_is_written_without_it(tmp_path: Path) -> None:
     def padded(x: Tensor) -> Tensor:
         return torch.nn.functional.pad(x, (0, 0, 0, -x.shape[0] % 4)).unflatten(0, (-1, 4)).sum(1)
 
-    exported(padded, Pair(padded, "", padded, sizes=ROWS), tmp_path)
+    export(padded, Pair(padded, "", padded, sizes=ROWS), tmp_path)

@@ -9,12 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from exportkit.errors import ExportError, OperatorNotExportableError
-from exportkit.export.export_options import TraceOptions
-from exportkit.export.models.resolved import EagerModel
-from exportkit.export.trace.trace import trace
-from exportkit.spec import ExportSpec
+from tests.export.function_models import spec_of, traced
 
-CPU = torch.device("cpu")
 NAMESPACE = "exportkit_bodies"
 ops = getattr(torch.ops, NAMESPACE)
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
@@ -67,11 +63,6 @@ def _(x: Tensor) -> Tensor:
     return x * 2 if x.shape[0] > 4 else x * 3
 
 
-@in_python("by_numpy(Tensor x) -> Tensor")
-def _(x: Tensor) -> Tensor:
-    return torch.from_numpy(x.numpy() * 2)
-
-
 @in_python("by_value(Tensor x) -> Tensor")
 def _(x: Tensor) -> Tensor:
     return x * 2 if x.sum().item() > 0 else x * 3
@@ -95,11 +86,6 @@ def _(x: Tensor) -> Tensor:
 @in_python("greatest(Tensor x) -> float")
 def _(x: Tensor) -> float:
     return x.max().item()
-
-
-@in_python("outer(Tensor x) -> Tensor")
-def _(x: Tensor) -> Tensor:
-    return ops.by_numpy(x) + 1
 
 
 @torch.library.custom_op(f"{NAMESPACE}_custom::scaled", mutates_args={"out"})
@@ -140,11 +126,10 @@ def under_autocast(x: Tensor) -> Tensor:
         return ops.in_float32(given, given) @ x
 
 
-def traced(call: Callable[[Tensor], Tensor]) -> tuple[set[str], list[str]]:
+def called_by(call: Callable[[Tensor], Tensor]) -> tuple[set[str], list[str]]:
     """Traces a model, compares it with eager, and returns what its program calls and what was said."""
-    spec = ExportSpec(Calls(call).eval(), (torch.randn(3, 4),), dynamic_shapes={"x": {0: "batch[1:8]"}})
     said: list[str] = []
-    result = trace(EagerModel(spec), TraceOptions(), CPU, said.append)
+    result = traced(spec_of(Calls(call).eval(), torch.randn(3, 4), shapes={"x": {0: "batch[1:8]"}}), said)
     assert result.operators == ()
     graphs = [m for m in result.methods[0].program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     return {str(node.target) for graph in graphs for node in graph.graph.nodes}, said
@@ -165,27 +150,25 @@ def traced(call: Callable[[Tensor], Tensor]) -> tuple[set[str], list[str]]:
 def test_an_operator_in_python_is_replaced_by_its_body(
     call: Callable[[Tensor], Tensor], expected: str, replaced: str
 ) -> None:
-    called, said = traced(call)
+    called, said = called_by(call)
     assert expected in called
     assert f"replacing operators in Python by their bodies: {replaced}" in said
 
 
 def test_under_autocast_a_body_computes_in_the_dtype_of_the_operators_rule() -> None:
     model, x = Calls(under_autocast).eval(), torch.randn(3, 4)
-    program = trace(EagerModel(ExportSpec(model, (x,))), TraceOptions(), CPU, lambda said: None).methods[0].program
+    program = traced(spec_of(model, x)).methods[0].program
     torch.testing.assert_close(program.module()(x), model(x), rtol=0, atol=0)
 
 
 def test_a_body_that_branches_on_a_declared_size_is_refused_with_its_line() -> None:
     with pytest.raises(ExportError, match=r"`batch` \(x:0\).*\n.*test_operator_bodies.py:\d+ .* needs x:0 <= 4"):
-        traced(ops.branch)
+        called_by(ops.branch)
 
 
 @pytest.mark.parametrize(
     ("call", "operator", "why"),
     [
-        (ops.by_numpy, "by_numpy", r"calls NumPy at test_operator_bodies.py:\d+ "),
-        (ops.outer, "by_numpy", r"calls NumPy at test_operator_bodies.py:\d+ "),
         (ops.by_value, "by_value", r"branches on the value of a tensor at test_operator_bodies.py:\d+ "),
         (lambda x: x * ops.greatest(x), "greatest", r"needs a number from a tensor"),
         (ops.by_address, "by_address", r"passes a tensor to code that is not .*Cannot access data pointer[^']*\n"),
@@ -197,4 +180,4 @@ def test_a_body_that_cannot_be_traced_is_named_with_what_it_does(
     with pytest.raises(
         OperatorNotExportableError, match=rf"operator {NAMESPACE}::{operator} \(called at .* is implemented.*{why}"
     ):
-        traced(call)
+        called_by(call)

@@ -11,7 +11,6 @@ import torch
 
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.artifact import export_aoti
-from exportkit.export.compile.compile_plan import read_inductor_config
 from exportkit.export.compile.program_weights import ProgramWeights
 from exportkit.export.export_options import CompileOptions, TraceOptions
 from exportkit.export.models.resolve import resolve
@@ -144,13 +143,6 @@ def test_weights_that_a_package_cannot_hold_are_named() -> None:
     program = program_of(Sparse(), torch.randn(3))
     with pytest.raises(ExportError, match=r"cannot hold mask: float32 with the layout torch\.sparse_coo"):
         ProgramWeights([program])
-
-
-@pytest.mark.parametrize("option", ["freezing", "joint_graph_constant_folding", "always_keep_tensor_constants"])
-def test_options_that_compute_with_the_weights_need_them_inside(option: str) -> None:
-    with pytest.raises(UsageError, match=f"{option}: weights that can be swapped need exportkit's value"):
-        read_inductor_config({option: True})
-    assert read_inductor_config({option: True}, embed_weights=True) == {option: True}
 
 
 @pytest.mark.cuda

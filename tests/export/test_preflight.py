@@ -1,21 +1,40 @@
-"""Operators that cannot travel are named before anything is traced or compiled."""
+"""Operators that cannot travel are named before anything is compiled; tests/gallery/operators.py has more."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from exportkit import load
 from exportkit.errors import ExportError, OperatorNotExportableError
-from exportkit.export.trace.preflight import check_model, check_operators, graph_operators, qualified_name
+from exportkit.export.artifact import export_aoti
+from exportkit.export.models.resolve import resolve
+from exportkit.export.models.source_lines import users_code
+from exportkit.export.torch_patches.opaque import opaque_operators, reads_memory
+from exportkit.export.trace.preflight import (
+    check_composites,
+    check_model,
+    check_operators,
+    graph_operators,
+    qualified_name,
+)
 from exportkit.libraries import load_library
+from exportkit.packaging import PackOptions, build_package
+from exportkit.reference_model import ReferenceModel
+from exportkit.verify.options import VerifyOptions
+from tests.conftest import DEVICES
+from tests.export import argument_models
+from tests.export.argument_models import SIZE, Calls
+from tests.export.function_models import CPU, FunctionModel, exported, spec_of, traced
 from tests.fixtures import stable_library
-
-CPU = torch.device("cpu")
+from tests.subprocesses import run_exportkit
 
 
 @pytest.fixture(scope="session")
@@ -25,11 +44,8 @@ def ops() -> torch._ops._OpNamespace:
     load_library(library, defines=["exportkit_probe"])
     fakes: dict[str, Callable[..., Tensor]] = {
         "good": torch.empty_like,
-        "wrong_shape": lambda x: x.new_empty(x.shape[0] + 1, *x.shape[1:]),
         "wrong_dtype": lambda x: torch.empty_like(x, dtype=torch.float64),
         "wrong_strides": lambda x: x.new_empty(x.shape[::-1]).T,
-        "wrong_signature": lambda: torch.empty(()),
-        "without_kernel": torch.empty_like,
         "python_kernel": torch.empty_like,
     }
     for name, fake in fakes.items():
@@ -41,19 +57,10 @@ def ops() -> torch._ops._OpNamespace:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("without_fake", r"exportkit_probe::without_fake.* has no fake kernel.*\n.*register_fake\(\"exportkit_probe::"),
-        ("wrong_shape", r"wrong about output 0: it says \[4, 4\], the kernel returned \[3, 4\]"),
-        ("wrong_dtype", r"it says torch.float64, the kernel returned torch.float32"),
         ("wrong_strides", r"it says strides \[1, 3\], the kernel returned \[4, 1\]"),
-        ("wrong_signature", r"the fake kernel of exportkit_probe::wrong_signature.* raised TypeError"),
-        ("without_kernel", r"exportkit_probe::without_kernel.* has no kernel for cpu.*\n.*--op-library"),
-        (
-            "twice_",
-            r"::twice_ .* returns memory of an argument.*\n.*`exportkit_probe::twice_\(Tensor\(a!\) x\) -> \(\)`",
-        ),
+        ("twice_", r"::twice_ .* returns memory of an argument.*\n.*twice_\(Tensor\(a!\) x\) -> \(\)`"),
         ("view", r"exportkit_probe::view .* returns memory of an argument.*\n.*Return a copy"),
         ("split_", r"exportkit_probe::split_ .* a list beside other results.*\n.*one list of all of them"),
-        ("rows", r"exportkit_probe::rows .* returns int, of which.* a constant.*\n.*a tensor without dimensions"),
         ("largest", r"exportkit_probe::largest .* returns float, of which"),
     ],
 )
@@ -69,26 +76,10 @@ def test_an_operator_that_only_writes_into_an_argument_needs_no_fake_kernel(ops)
     assert torch.equal(out, x)
 
 
-def test_each_overload_needs_a_fake_kernel_of_its_own(ops) -> None:
-    with pytest.raises(
-        OperatorNotExportableError, match=r'good.pair.* has no fake kernel.*\n.*\("exportkit_probe::good.pair"'
-    ):
-        check_model(lambda: ops.good(torch.rand(3), torch.rand(3)), CPU)
-
-
 def test_an_operator_of_a_graph_that_returns_a_size_is_refused(ops) -> None:
     torch.library.register_fake("exportkit_probe::count", lambda x: torch.library.get_ctx().new_dynamic_size())
     with pytest.raises(OperatorNotExportableError, match="count returns SymInt, and AOTInductor cannot compile that"):
         check_operators({"exportkit_probe::count": ops.count.default}, CPU)
-
-
-def test_a_complete_operator_passes_and_the_models_answer_comes_back(ops) -> None:
-    x = torch.rand(3, 4)
-    assert torch.equal(check_model(lambda: ops.good(x), CPU), x)
-
-
-def test_operators_of_torch_itself_are_not_asked_about() -> None:
-    assert check_model(lambda: torch.rand(3).sort(), CPU).values.shape == (3,)
 
 
 def test_an_operator_in_python_of_a_traced_graph_is_refused(ops) -> None:
@@ -101,19 +92,6 @@ def test_an_operator_whose_schema_alone_is_in_python_passes(ops) -> None:
     torch.library.register_fake("exportkit_probe::schema_in_python", torch.empty_like)
     x = torch.rand(3, 4)
     assert torch.equal(check_model(lambda: ops.schema_in_python(x), CPU), x)
-
-
-def test_our_own_operators_pass() -> None:
-    ops = pytest.importorskip("exportkit.arr_coc.ops")
-    check_model(lambda: ops.compute_entropy(torch.rand(2, 3, 4)), CPU)
-
-
-def test_what_the_model_raises_is_told_with_its_line() -> None:
-    def forward() -> Tensor:
-        return torch.rand(3, 4) @ torch.rand(3, 4)
-
-    with pytest.raises(ExportError, match=r"test_preflight.py:\d+ in forward: .*RuntimeError: (mm: )?mat1 and mat2"):
-        check_model(forward, CPU)
 
 
 def flow(name: str, body: Callable[[Tensor], Tensor], x: Tensor) -> object:
@@ -140,13 +118,8 @@ def test_operators_inside_control_flow_are_checked_like_others(ops, name: str) -
         check_model(lambda: flow(name, ops.wrong_dtype, x), CPU)
 
 
-class Calls(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.exportkit_probe.good(x) + 1
-
-
 def test_the_operators_of_a_graph_are_found_and_checked(ops) -> None:
-    program = torch.export.export(Calls(), (torch.rand(3),))
+    program = torch.export.export(FunctionModel(lambda x: ops.good(x) + 1), (torch.rand(3),))
     found = graph_operators(program.graph_module)
     assert list(found) == ["exportkit_probe::good"]
     check_operators(found, CPU)
@@ -154,23 +127,226 @@ def test_the_operators_of_a_graph_are_found_and_checked(ops) -> None:
         check_operators({qualified_name(ops.without_fake.default): ops.without_fake.default}, CPU)
 
 
+# --- kinds of arguments ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    return stable_library.build_with_aten(Path(__file__).with_name("argument_kinds.cpp"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_value_that_is_taken_arrives(library: Path, device: str, tmp_path: Path) -> None:
+    export = ["export", f"{argument_models.__file__}:everything", "--device", device, "-o", "out.pt2"]
+    for words in (export, ["package", "out.pt2", "-o", "package.pt2"]):
+        done = run_exportkit(*words, "--op-library", str(library), cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="session")
+def loaded(library: Path) -> None:
+    load_library(library)
+    argument_models.register_fakes()
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        ("Scalar", 1 + 2j, "is (1+2j), and"),
+        ("Scalar?", math.inf, "is the Scalar inf in a call with"),
+        ("Layout", torch.jagged, "is torch.jagged, and"),
+        ("Generator?", torch.default_generator, "is a Generator, and"),
+        ("SymInt[]", [], "is [] in a call with an empty list"),
+        ("SymInt[]?", [], "is [] in a call with an empty list"),
+    ],
+)
+def test_a_value_that_cannot_be_passed_is_refused(kind: str, value: Any, said: str) -> None:
+    spec = spec_of(Calls({kind: [value]}), torch.randn(4, 3), shapes={"x": {0: "rows[2:9]"}})
+    with pytest.raises(OperatorNotExportableError, match=re.escape(f": argument value {said}")) as caught:
+        traced(spec)
+    assert "argument_models.py" in caught.value.message
+    assert caught.value.hint
+
+
+CANNOT_PASS = {
+    "Scalar[]": "a list of Scalar",
+    "Device[]": "a list of Device",
+    "ScalarType?[]": "a list of ScalarType",
+    "Layout[]?": "a list of Layout",
+    "MemoryFormat[]": "a list of MemoryFormat",
+    "int[][]": "a list of lists",
+    "Tensor[][]": "a list of lists",
+    "Tensor[]?[]": "a list of lists",
+    "int?[]": "a list of optional int",
+    "str?[]": "a list of optional str",
+    "complex[]": "complex",
+    "complex": "complex",
+    "Storage": "Storage",
+    "Stream": "Stream",
+    "QScheme": "QScheme",
+    "SymBool": "SymBool",
+    "Dict(str, Tensor)[]": "Dict",
+    "(Tensor, Tensor)?": "a tuple",
+    "Any": "Any",
+}
+
+
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ("(Tensor x, complex c=1j) -> Tensor", ": argument c is complex,"),
-        ("(Tensor x, Dict(str, Tensor)[] named) -> Tensor", ": argument named is Dict,"),
-        ("((Tensor, Tensor)? both) -> Tensor", ": argument both is a tuple,"),
-        ("(Tensor x, Any value) -> Tensor", ": argument value is Any,"),
+        *(
+            (f"(Tensor x, {kind} value) -> Tensor", f": argument value is {what},")
+            for kind, what in CANNOT_PASS.items()
+        ),
         ("(Tensor(a|b) x) -> Tensor", " says of x that its memory may be that of several"),
         ("(Tensor(a -> *) x) -> Tensor", " says of x that its memory may be that of several"),
         ("(Tensor x) -> Tensor?", " may return None"),
         ("(Tensor x) -> (Tensor, Tensor?)", " may return None"),
     ],
 )
-def test_a_schema_that_no_compiled_code_can_call_is_refused_by_name(schema, said):
-    name = f"unpassable::f{abs(hash(schema))}"
+def test_a_schema_that_no_compiled_code_can_call_is_refused_by_name(schema: str, said: str) -> None:
+    name = f"refused_kinds::f{abs(hash(schema))}"
     torch.library.define(name, schema)
-    operator = getattr(torch.ops.unpassable, name.partition("::")[2]).default
+    operator = getattr(torch.ops.refused_kinds, name.partition("::")[2]).default
     with pytest.raises(OperatorNotExportableError, match=re.escape(f"{name}{said}")) as caught:
-        check_operators({name: operator}, torch.device("cpu"))
+        check_operators({name: operator}, CPU)
     assert caught.value.hint
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_device_among_the_arguments_is_not_where_a_call_computes() -> None:
+    traced(spec_of(Calls({"Device": [torch.device("meta")], "SymInt": [SIZE]}), torch.randn(4, 3)))
+
+
+# --- whether a kernel for all devices is a composite of others is found out, not assumed -----------------------------
+
+
+def opaque_library() -> Path:
+    return stable_library.build(Path(__file__).with_name("opaque_ops.cpp"))
+
+
+@pytest.fixture
+def opaque() -> torch._ops._OpNamespace:
+    load_library(opaque_library(), defines=["exportkit_opaque"])
+    return torch.ops.exportkit_opaque
+
+
+@pytest.fixture
+def fakes(opaque):
+    """Fake kernels, in the form that torch takes for such operators."""
+
+    def positive(x: Tensor) -> Tensor:
+        return x.new_empty(torch.library.get_ctx().new_dynamic_size(min=0))
+
+    given = {
+        opaque.twice.default: torch.empty_like,
+        opaque.halve_.default: lambda x: None,
+        opaque.positive.default: positive,
+    }
+    for operator, fake in given.items():
+        operator.py_impl(torch._C.DispatchKey.Meta)(fake)
+    yield
+    for operator in given:
+        del operator.py_kernels[torch._C.DispatchKey.Meta]
+
+
+def test_a_kernel_that_reads_memory_is_found_out(opaque) -> None:
+    x = torch.rand(3)
+    names = ("twice", "positive", "filled_with_first", "parts")
+    assert [name for name in names if reads_memory(getattr(opaque, name).default, (x,), {})] == list(names[:3])
+
+
+def test_the_fake_kernel_to_write_is_shown_in_a_form_that_torch_takes(opaque) -> None:
+    form = "@torch.ops.exportkit_opaque.twice.default.py_impl(torch._C.DispatchKey.Meta)"
+    with pytest.raises(ExportError) as refused, users_code("importing net.py"):
+        torch.library.register_fake("exportkit_opaque::twice", torch.empty_like)
+    with pytest.raises(OperatorNotExportableError, match=r"twice \(called at .*test_preflight.py") as caught:
+        check_composites(torch.nn.Identity(), lambda _: opaque.twice(torch.rand(3)), CPU)
+    assert form in (caught.value.hint or "")
+    assert form in (refused.value.hint or "")
+
+
+def test_a_kernel_that_calls_other_operators_needs_none_and_keeps_its_gradient(opaque) -> None:
+    x = torch.rand(3, requires_grad=True)
+
+    gradients = []
+    check_composites(torch.nn.Identity(), lambda _: gradients.extend(torch.autograd.grad(opaque.parts(x), x)), CPU)
+    assert torch.equal(gradients[0], torch.ones(3))
+
+
+def test_a_wrong_fake_kernel_is_found(opaque, fakes) -> None:
+    opaque.twice.default.py_kernels[torch._C.DispatchKey.Meta] = lambda x: x.new_empty(2)
+    with pytest.raises(OperatorNotExportableError, match=r"wrong about output 0: it says \[2\]"):
+        check_model(lambda: opaque.twice(torch.rand(3)), CPU)
+
+
+def test_nothing_of_it_stays_in_the_process(opaque, fakes) -> None:
+    before = torch._C._dispatch_dump("exportkit_opaque::twice")
+    with opaque_operators(), opaque_operators():
+        assert torch._C._dispatch_dump("exportkit_opaque::twice") != before
+    assert torch._C._dispatch_dump("exportkit_opaque::twice") == before
+
+
+class Net(nn.Module):
+    """Calls each, on what depends on a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        opaque, y = torch.ops.exportkit_opaque, x * self.scale
+        halved = y.clone()
+        opaque.halve_(halved)
+        return {
+            "twice": opaque.twice(y),
+            "halved": halved,
+            "positive": opaque.positive(y).sum(),
+            "parts": opaque.parts(y),
+        }
+
+
+def test_they_go_into_a_package_that_answers(fakes, tmp_path) -> None:
+    manifest = export_aoti(spec_of(Net(), torch.randn(4, 3), shapes={"x": {0: "n[1:9]"}}), tmp_path / "net.pt2")
+    called = [each.name.removeprefix("exportkit_opaque::") for each in manifest.operators]
+    assert sorted(called) == ["halve_", "positive", "twice"]
+    options = VerifyOptions(against="cases", device="cpu", eager=ReferenceModel(op_libraries=[opaque_library()]))
+    build_package([tmp_path / "net.pt2"], tmp_path / "packed.pt2", PackOptions(options, verify=True))
+    x = torch.randn(7, 3)
+    with load(tmp_path / "packed.pt2") as model:
+        torch.testing.assert_close(model(x), Net()(x))
+
+
+def test_a_saved_program_is_not_compiled_without_a_fake_kernel(opaque, tmp_path) -> None:
+    meta = torch._C.DispatchKey.Meta
+    opaque.twice.default.py_impl(meta)(torch.empty_like)
+    try:
+        exported(spec_of(lambda x: opaque.twice(x), torch.randn(4)), tmp_path)
+    finally:
+        del opaque.twice.default.py_kernels[meta]
+    saved = resolve(str(tmp_path / "x.pt2"))
+    with pytest.raises(OperatorNotExportableError, match="exportkit_opaque::twice has no fake kernel"):
+        export_aoti(saved, tmp_path / "code.pt2")
+
+
+class Counted(torch.nn.Module):
+    """Calls an operator that only a call tells about, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen = 0, torch.nn.Buffer(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen += 1
+        return torch.ops.exportkit_opaque.parts(x)
+
+
+def test_the_call_that_tells_changes_nothing_of_the_model(opaque) -> None:
+    counted = Counted()
+    check_composites(counted, lambda own: own(torch.rand(3)), CPU)
+    assert (counted.calls, counted.seen.item()) == (0, 0)
+    counted(torch.rand(3))
+    assert (counted.calls, counted.seen.item()) == (1, 1)

@@ -1,4 +1,4 @@
-"""dynamic_shapes is taken as torch.export takes it, with its names, and ranges are given by name."""
+"""Sizes as the command line has them, and as torch.export takes them, with its names and ranges."""
 
 from __future__ import annotations
 
@@ -12,16 +12,153 @@ from torch.export import AdditionalInputs, Dim, ShapesCollection
 from exportkit import ExportSpec
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.models.option_parsing import parse_ranges
+from exportkit.export.models.option_parsing import parse_expression, parse_places, parse_ranges
 from exportkit.export.models.resolve import resolve
 from exportkit.export.models.resolved import EagerModel, SavedProgram
-from exportkit.export.sizes.shapes import MAX_SIZE
+from exportkit.export.sizes.shapes import (
+    MAX_SIZE,
+    DynamicSizes,
+    Symbols,
+    dynamic_sizes,
+    merge_shapes,
+    torch_dimensions,
+    torch_shape,
+)
 from exportkit.export.sizes.torch_sizes import plain_shapes
 from exportkit.export.trace.saved_program import trace_saved
-from exportkit.export.trace.trace import ready_to_trace, trace
+from exportkit.export.trace.trace import ready_to_trace
 from exportkit.export.trace.traced import Traced
+from exportkit.package.manifest import Dimension, Size
+from tests.export.function_models import CPU, spec_of, traced
 
-CPU = torch.device("cpu")
+# --- of the command line ---------------------------------------------------------------------------------------------
+
+
+IMAGE = {"image": (2, 3, 64, 80), "query": (2, 24)}
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "ends"),
+    [
+        ("batch[1:64]", Size(dimension="batch"), (1, 64)),
+        ("batch", Size(dimension="batch"), None),
+        ("16*gh[8:96]", Size(dimension="gh", scale=16), (8, 96)),
+        ("16 * gh [ 8 : 96 ]", Size(dimension="gh", scale=16), (8, 96)),
+        ("2*n+1[2:9]", Size(dimension="n", scale=2, offset=1), (2, 9)),
+        ("n-1[2:9]", Size(dimension="n", offset=-1), (2, 9)),
+    ],
+)
+def test_a_size_is_a_name_or_a_multiple_of_one_with_or_without_its_range(text, size, ends) -> None:
+    assert parse_expression(text) == (size, ends)
+
+
+@pytest.mark.parametrize("text", ["", "1", "[1:2]", "n[1]", "n[a:b]", "n*16", "n*m", "0x2*n", "n[3:3]", "0*n[1:2]"])
+def test_what_is_no_size_is_refused_with_the_text_that_was_given(text) -> None:
+    with pytest.raises(UsageError, match=r"size|range"):
+        parse_expression(text)
+
+
+def test_places_of_the_command_line_are_taken_apart() -> None:
+    assert parse_places(["image:0=batch[1:64]", "image:2=16*gh[8:96]", "batch.mask:1=t[1:4]"]) == {
+        "image": {0: "batch[1:64]", 2: "16*gh[8:96]"},
+        "batch.mask": {1: "t[1:4]"},
+    }
+
+
+@pytest.mark.parametrize("text", ["image", "image:0", "image=n[1:2]", "image:x=n[1:2]", ":0=n[1:2]", "image:0="])
+def test_a_place_that_cannot_be_read_says_the_form(text) -> None:
+    with pytest.raises(UsageError, match=r"NAME:DIM="):
+        parse_places([text])
+
+
+def test_a_place_given_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="twice"):
+        parse_places(["image:0=a[1:2]", "image:0=b[1:2]"])
+
+
+def test_the_command_line_replaces_the_spec_place_by_place() -> None:
+    spec = {"image": {0: "batch[1:64]", 2: "16*gh[8:96]"}, "query": {0: "batch"}}
+    assert merge_shapes(spec, {"image": {0: "batch[1:8]"}}) == {
+        "image": {0: "batch[1:8]", 2: "16*gh[8:96]"},
+        "query": {0: "batch"},
+    }
+
+
+def test_one_name_is_one_number_with_one_range() -> None:
+    sizes = dynamic_sizes({"image": {0: "batch[1:64]", 2: "16*gh[2:8]"}, "query": {0: "batch"}}, IMAGE)
+    assert sizes.dimensions == (Dimension(name="batch", min=1, max=64), Dimension(name="gh", min=2, max=8))
+    assert sizes.example == {"batch": 2, "gh": 4}
+    assert sizes.at("query", 0) == Size(dimension="batch")
+    assert sizes.at("query", 1) is None
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"imag": {0: "n[1:4]"}}, r"no tensor input 'imag'.*\n.*image \[2, 3, 64, 80\], query \[2, 24\]"),
+        ({"image": {0: "n[1:4]"}, "query": {0: "n[1:8]"}}, "1 to 4 in one place and 1 to 8"),
+        ({"image": {0: "n[4:8]"}}, r"`n` is 2, which is outside \[4:8\]"),
+        ({"image": {2: "48*n[1:4]"}}, "image:2 is 64 .* not 48"),
+        ({"image": {2: "n[1:99]", 3: "n"}}, "`n` is 64 elsewhere .* 80"),
+        ({"image": {0: "n-2[1:9]"}}, "would be -1"),
+    ],
+)
+def test_sizes_that_do_not_fit_the_example_inputs_are_refused(shapes, message) -> None:
+    with pytest.raises(UsageError, match=message):
+        dynamic_sizes(shapes, IMAGE)
+
+
+@pytest.mark.parametrize("actual", [0, 1])
+def test_an_example_of_size_0_or_1_is_refused_before_torch_takes_it_for_a_constant(actual) -> None:
+    with pytest.raises(UsageError, match="constants"):
+        dynamic_sizes({"x": {0: "n[0:4]"}} if actual == 0 else {"x": {0: "n[1:4]"}}, {"x": (actual, 3)})
+
+
+class _Crop(torch.nn.Module):
+    def forward(self, x, y):
+        return x[1:], y.repeat_interleave(2, 0), x[:, None] + y[None, : 0 + 1, 0], torch.cat([x, y])
+
+
+def _symbols(sizes: DynamicSizes, module, args, shapes) -> tuple[Symbols, list]:
+    program = torch.export.export(module, args, dynamic_shapes=shapes)
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    inputs = [(name, tuple(values[name].shape)) for name in program.graph_signature.user_inputs]
+    return Symbols(inputs, sizes, program.range_constraints), [values[n] for n in program.graph_signature.user_outputs]
+
+
+def test_sizes_of_outputs_are_told_in_the_callers_dimensions() -> None:
+    shapes = {"x": {0: "n[3:9]"}, "y": {0: "4*m[1:5]"}}
+    args = (torch.rand(5, 3), torch.rand(8, 3))
+    sizes = dynamic_sizes(shapes, {"x": (5, 3), "y": (8, 3)})
+    dims = torch_dimensions(sizes)
+    symbols, outputs = _symbols(sizes, _Crop(), args, {name: torch_shape(sizes, dims, name) for name in ("x", "y")})
+    first = [symbols.size(output.shape[0]) for output in outputs]
+    assert first[0] == Size(dimension="n", offset=-1)
+    assert first[1] == Size(dimension="m", scale=8)
+    assert first[3] is None  # n + 4m is of two dimensions
+
+
+def test_a_foreign_programs_symbols_become_dimensions_with_their_ranges() -> None:
+    shapes = {"x": {0: torch.export.Dim("n", min=3, max=9)}, "y": None}
+    symbols, outputs = _symbols(DynamicSizes(), _Crop(), (torch.rand(5, 3), torch.rand(8, 3)), shapes)
+    (dimension,) = symbols.dimensions
+    assert (dimension.min, dimension.max) == (3, 9)
+    assert symbols.size(outputs[0].shape[0]) == Size(dimension=dimension.name, offset=-1)
+
+
+def test_a_plain_number_fixes_a_size_that_a_spec_makes_vary() -> None:
+    shapes = merge_shapes({"x": {0: "n[1:8]", 1: "m[1:8]"}}, parse_places(["x:0=4"]))
+    sizes = dynamic_sizes(shapes, {"x": (4, 3)})
+    assert sizes.at("x", 0) is None
+    assert [dimension.name for dimension in sizes.dimensions] == ["m"]
+
+
+def test_a_plain_number_that_is_not_the_examples_size_is_refused() -> None:
+    with pytest.raises(UsageError, match="x:0 is 4 in the example inputs, and x:0=8 would fix it at another size"):
+        dynamic_sizes({"x": {0: "8"}}, {"x": (4, 3)})
+
+
+# --- of torch.export -------------------------------------------------------------------------------------------------
 
 
 class Nested(torch.nn.Module):
@@ -31,9 +168,8 @@ class Nested(torch.nn.Module):
         return x @ past[0][0].transpose(-1, -2), [(torch.cat([a, x], -2), b) for a, b in past]
 
 
-class Pair(torch.nn.Module):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return x.view(x.shape[0], -1, 2, 3).sum(2) + y
+def paired(x: Tensor, y: Tensor) -> Tensor:
+    return x.view(x.shape[0], -1, 2, 3).sum(2) + y
 
 
 class Variadic(torch.nn.Module):
@@ -41,22 +177,12 @@ class Variadic(torch.nn.Module):
         return x.sum(1) + rest[0].sum(1) * rest[1] + others["more"]["a"].sum(1)
 
 
-class Table(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = torch.nn.Parameter(torch.rand(100, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x + self.rows[: x.shape[1]]).view(x.shape[0], -1, 4, 3).sum(2)
-
-
 def nested(shapes: Any) -> ExportSpec:
-    inputs = (torch.randn(2, 1, 4), [(torch.randn(2, 7, 4), torch.randn(2, 7, 4))])
-    return ExportSpec(model=Nested(), example_inputs=inputs, dynamic_shapes=shapes)
+    return spec_of(Nested(), torch.randn(2, 1, 4), [(torch.randn(2, 7, 4), torch.randn(2, 7, 4))], shapes=shapes)
 
 
 def pair(shapes: Any) -> ExportSpec:
-    return ExportSpec(model=Pair(), example_inputs=PAIR, dynamic_shapes=shapes)
+    return spec_of(paired, *PAIR, shapes=shapes)
 
 
 def sizes_of(spec: ExportSpec, *ranges: str) -> dict[str, dict[int, str]]:
@@ -105,12 +231,10 @@ def test_parts_of_variadic_parameters_have_sizes_by_their_own_names_or_as_in_tor
 
 def test_sizes_from_1_to_2_of_one_name_are_one_size_in_the_trace() -> None:
     # As two, torch 2.13 takes each for 2 while it compiles, and a batch of 1 gets an answer of 2 rows.
-    traced = trace(
-        EagerModel(pair({"x": {0: "batch[1:2]"}, "y": {0: "batch"}})), TraceOptions(cases=1), CPU, lambda _: None
-    )
-    values = [node.meta["val"] for node in traced.methods[0].program.graph.nodes if node.op == "placeholder"]
+    (method,) = traced(pair({"x": {0: "batch[1:2]"}, "y": {0: "batch"}}), cases=1).methods
+    values = [node.meta["val"] for node in method.program.graph.nodes if node.op == "placeholder"]
     assert len({value.shape[0].node.expr for value in values}) == 1
-    assert [(d.name, d.min, d.max) for d in traced.methods[0].call.dimensions] == [("batch", 1, 2)]
+    assert [(d.name, d.min, d.max) for d in method.call.dimensions] == [("batch", 1, 2)]
 
 
 def test_a_shapes_spec_means_the_same_sizes() -> None:
@@ -156,37 +280,50 @@ def test_a_collection_is_read_before_its_tensors_are_cast() -> None:
     assert str(sizes.at("x", 1)) == "2*n"
 
 
-def test_sizes_that_torch_infers_get_names_and_follow_one_another() -> None:
-    most = f"[1:{MAX_SIZE}]"
-    auto = {0: Dim.AUTO, 1: Dim.AUTO}
-    assert sizes_of(nested({"x": {0: Dim.AUTO}, "past": [(auto, auto)]})) == {
-        "x": {0: f"x_0{most}"},
-        "past.0.0": {0: f"x_0{most}", 1: f"past_0_0_1{most}"},
-        "past.0.1": {0: f"past_0_1_0{most}", 1: f"past_0_1_1{most}"},
-    }
-
-
-def test_an_inferred_size_follows_a_declared_one() -> None:
-    assert sizes_of(pair({"x": {0: Dim.DYNAMIC, 1: Dim.AUTO}, "y": {0: "batch[1:8]", 1: N}})) == TWICE
-
-
-def test_other_inputs_say_what_varies() -> None:
+def more_inputs() -> AdditionalInputs:
     shapes = AdditionalInputs()
     shapes.add((torch.randn(2, 20, 3), torch.randn(2, 10, 3)))
-    assert sizes_of(pair(shapes), "y_1=1:64") == {"x": {1: "2*y_1[1:64]"}, "y": {1: "y_1[1:64]"}}
+    return shapes
+
+
+ANY, AUTO = f"[1:{MAX_SIZE}]", {0: Dim.AUTO, 1: Dim.AUTO}
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranges", "sizes"),
+    [
+        # Sizes that torch infers get names and follow one another, or a declared one.
+        (
+            nested({"x": {0: Dim.AUTO}, "past": [(AUTO, AUTO)]}),
+            [],
+            {
+                "x": {0: f"x_0{ANY}"},
+                "past.0.0": {0: f"x_0{ANY}", 1: f"past_0_0_1{ANY}"},
+                "past.0.1": {0: f"past_0_1_0{ANY}", 1: f"past_0_1_1{ANY}"},
+            },
+        ),
+        (pair({"x": {0: Dim.DYNAMIC, 1: Dim.AUTO}, "y": {0: "batch[1:8]", 1: N}}), [], TWICE),
+        (pair(more_inputs()), ["y_1=1:64"], {"x": {1: "2*y_1[1:64]"}, "y": {1: "y_1[1:64]"}}),
+    ],
+)
+def test_sizes_that_torch_infers_get_names(
+    spec: ExportSpec, ranges: list[str], sizes: dict[str, dict[int, str]]
+) -> None:
+    assert sizes_of(spec, *ranges) == sizes
 
 
 def test_an_inferred_size_is_narrowed_to_what_the_model_takes() -> None:
-    spec = ExportSpec(Table(), (torch.rand(2, 8, 3),), dynamic_shapes=({0: Dim.AUTO(max=16), 1: Dim.AUTO},))
+    rows = torch.rand(100, 3)
+    spec = spec_of(
+        lambda x: (x + rows[: x.shape[1]]).view(x.shape[0], -1, 4, 3).sum(2),
+        torch.rand(2, 8, 3),
+        shapes=({0: Dim.AUTO(max=16), 1: Dim.AUTO},),
+    )
     assert sizes_of(spec) == {"x": {0: "x_0[1:16]", 1: "4*x_1[1:25]"}}
 
 
 def test_a_size_that_must_vary_and_does_not_is_an_error() -> None:
-    class Fixed(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.view(4, 7)
-
-    spec = ExportSpec(Fixed(), (torch.rand(4, 7),), dynamic_shapes=({0: Dim.DYNAMIC},))
+    spec = spec_of(lambda x: x.view(4, 7), torch.rand(4, 7), shapes=({0: Dim.DYNAMIC},))
     with pytest.raises(ExportError, match=r"x:0 was declared Dim\.DYNAMIC, and is always 4"):
         sizes_of(spec)
 
@@ -233,12 +370,8 @@ def test_a_range_by_name_replaces_every_declared_one_and_must_have_a_name() -> N
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> SavedProgram:
     path = tmp_path_factory.mktemp("saved") / "auto.pt2"
-    auto = {0: Dim.AUTO, 1: Dim.AUTO}
-    spec = nested({})
-    program = torch.export.export(
-        spec.model, spec.example_inputs, dynamic_shapes={"x": {0: Dim.AUTO}, "past": [(auto, auto)]}
-    )
-    torch.export.save(program, path)
+    spec, shapes = nested({}), {"x": {0: Dim.AUTO}, "past": [(AUTO, AUTO)]}
+    torch.export.save(torch.export.export(spec.model, spec.example_inputs, dynamic_shapes=shapes), path)
     found = resolve(str(path), trusted=True)
     assert isinstance(found, SavedProgram)
     return found
@@ -279,6 +412,6 @@ def test_a_saved_program_takes_no_other_sizes(saved: SavedProgram, options: dict
 
 def test_no_cases_of_wide_ranges_take_more_than_four_megabytes() -> None:
     wide = {"x": {0: Dim("batch"), 1: 2 * Dim("n")}, "y": {0: Dim("batch"), 1: Dim("n")}}
-    found = trace(EagerModel(pair(wide)), TraceOptions(cases=8), CPU, lambda _: None)
+    found = traced(pair(wide), cases=8)
     assert len([case for case in found.cases if not case.edge_case]) == 8
     assert sum(len(case.tensors) for case in found.cases) < 4_000_000

@@ -158,11 +158,3 @@ def test_blocks_of_triton_hold_whole_short_rows_and_no_thread_reads_beyond_them(
     assert chosen["R0_BLOCK"] < 2 * length
     assert chosen["XBLOCK"] == 1 or chosen["R0_BLOCK"] >= length
     assert threads == 64 or rows * threads <= room
-
-
-def test_blocks_are_those_that_were_fastest() -> None:
-    """docs/adr/0071 has what was measured on an H200."""
-    h200 = 132 * 2048
-    assert blocks(3072, 2048, h200)["num_warps"] == 2
-    assert blocks(2048, 2048, h200)["num_warps"] == 4
-    assert blocks(128256, 2048, h200)["num_warps"] == 2

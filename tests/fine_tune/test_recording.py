@@ -1,4 +1,4 @@
-"""Another fine-tune's weights in a package: its cases are recorded again, and it is verified before it is written."""
+"""Another fine-tune's weights in a package: the same compiled code, other cases, verified before it is written."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load, save_file
 
+import exportkit
 from exportkit.errors import UsageError, WeightsError
 from exportkit.export.record.cases import state_sha256
-from exportkit.package.archive import PackageReader, write_package
+from exportkit.fine_tune.new_weights import replace_weights
+from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
+from exportkit.package.manifest import Manifest
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import demand
 from exportkit.packaging import PackOptions, build_package
 from exportkit.reference_model import ReferenceModel
+from exportkit.spec import FORWARD
 from exportkit.verify.options import VerifyOptions
 from tests.artifacts import artifact
 from tests.commands import run
@@ -26,12 +30,51 @@ from tests.package.signers import package as sample_package
 from tests.package.signers import signer
 from tests.verify.state_models import Decoder
 
-MODEL = "tests/export/weights_models.py:weighted"
+X = torch.linspace(-1, 1, 48).reshape(3, 16)
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "exportkit-cache"))
+
+
+def with_weights(package: Path, weights: Path, out: Path) -> Manifest:
+    """Writes a package with other weights and without cases."""
+    with PackageReader(package) as reader:
+        records: dict[str, Content] = {n: StoredRecord(reader, n) for n in reader.names if n not in STOCK_RECORDS}
+        return write_package(out, replace_weights(reader, reader.manifest, records, weights), records)
+
+
+def test_it_answers_as_the_model_with_those_weights(tuned: Path, tmp_path: Path) -> None:
+    with_weights(artifact("weighted"), tuned, tmp_path / "tuned.pt2")
+    with exportkit.load(tmp_path / "tuned.pt2", device="cpu") as model, torch.no_grad():
+        torch.testing.assert_close(model(X), Weighted(1).eval()(X))
+        answer = model(X)
+        model.swap_weights(Weighted(0).state_dict())
+        torch.testing.assert_close(model(X), Weighted(0).eval()(X))
+    with exportkit.load(artifact("weighted"), device="cpu") as model:
+        model.swap_weights(tuned)
+        assert torch.equal(model(X), answer)
+
+
+def test_a_weight_that_is_built_into_some_target_can_be_given_with_its_value_only(tuned: Path, tmp_path: Path) -> None:
+    with PackageReader(artifact("weighted")) as reader:
+        first, second = reader.manifest.targets
+        outside = {constant: name for constant, name in second.constants[FORWARD].items() if name != "few"}
+        targets = (first, msgspec.structs.replace(second, constants={FORWARD: outside}))
+        records = {name: StoredRecord(reader, name) for name in reader.names if name not in STOCK_RECORDS}
+        write_package(tmp_path / "x.pt2", msgspec.structs.replace(reader.manifest, targets=targets), records)
+    with pytest.raises(WeightsError, match="few differs from the package's, which is built into the code of target"):
+        with_weights(tmp_path / "x.pt2", tuned, tmp_path / "tuned.pt2")
+    state = {name: tensor.detach().contiguous().clone() for name, tensor in Weighted(1).state_dict().items()}
+    save_file({**state, "few": Weighted(0).few.detach()}, tuned)
+    with_weights(tmp_path / "x.pt2", tuned, tmp_path / "tuned.pt2")
+
+
+# --- its cases are recorded again ------------------------------------------------------------------------------------
+
+
+MODEL = "tests/export/weights_models.py:weighted"
 
 
 def digests(path: Path) -> dict[str, str]:

@@ -65,7 +65,6 @@ class BranchOnWeight(nn.Module):
 class BranchOnState(nn.Module):
     """A branch on a buffer that each call writes."""
 
-    exit_code = 5
     says = "the model changes its buffers calls while it runs"
     inputs = ("x=float32[4,2]",)
 

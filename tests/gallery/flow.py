@@ -112,7 +112,6 @@ class BranchUnderVmap(nn.Module):
     """A branch for each row, by torch.vmap."""
 
     since = "2.13"
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -122,9 +121,7 @@ class BranchUnderVmap(nn.Module):
 class BranchesOfOtherRanks(nn.Module):
     """Branches whose results have other ranks."""
 
-    exit_code = 5
     says = "torch.cond cannot be traced at flow.py"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda x: x.sum(0), lambda x: x * 2, (x,))
@@ -134,9 +131,7 @@ class WritesInABranch(nn.Module):
     """A branch that writes into its argument."""
 
     since = "2.13"
-    exit_code = 5
     says = "the model writes into a tensor inside of a branch or a loop"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda y: y.add_(1) * 2, lambda y: y.cos(), (x.clone(),))
@@ -146,7 +141,6 @@ class StatisticsOfAClosure(nn.Module):
     """Running statistics that are no buffers (pytorch#197096)."""
 
     onnx = "the model writes into a tensor that is no input"
-    exit_code = 5
     says = "the model writes into a tensor that is no input, no parameter and no buffer"
     inputs = ("image=float32[2,3,9,9]",)
 
@@ -158,7 +152,6 @@ class Jagged(nn.Module):
     """Attention over rows of different lengths (pytorch#149605)."""
 
     onnx = "torch.export cannot trace nested tensors"
-    exit_code = 5
     says = "torch.export cannot trace nested tensors, and the model makes one at flow.py"
     inputs = ("values=float32[11,8]", "lengths=int64[2]")
 

@@ -43,7 +43,6 @@ twice.register_fake(torch.empty_like)
 class Complete(nn.Module):
     """An operator with a kernel and a fake."""
 
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,7 +53,6 @@ class OutVariant(nn.Module):
     """An operator with an overload that has the tag out (pytorch#161001)."""
 
     onnx = "has no decomposition, so ONNX cannot compute it"
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,9 +62,7 @@ class OutVariant(nn.Module):
 class WithoutFake(nn.Module):
     """An operator without a fake kernel (pytorch#150809, pytorch#140048)."""
 
-    exit_code = 5
     says = "has no fake kernel, so torch.export cannot know the shape it returns"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.without_fake(x)
@@ -75,9 +71,7 @@ class WithoutFake(nn.Module):
 class WrongFake(nn.Module):
     """A fake kernel that says a row too many."""
 
-    exit_code = 5
     says = "it says [5, 3], the kernel returned [4, 3]"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.wrong_fake(x)
@@ -86,9 +80,7 @@ class WrongFake(nn.Module):
 class WrongSignature(nn.Module):
     """A fake kernel that takes other arguments (pytorch#181851)."""
 
-    exit_code = 5
     says = "the fake kernel of exportkit_gallery::wrong_signature"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.wrong_signature(x)
@@ -97,9 +89,7 @@ class WrongSignature(nn.Module):
 class WrongDtype(nn.Module):
     """A fake kernel that says another dtype."""
 
-    exit_code = 5
     says = "it says torch.float64, the kernel returned torch.float32"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.wrong_dtype(x)
@@ -108,9 +98,7 @@ class WrongDtype(nn.Module):
 class WrongBeyond(nn.Module):
     """A fake kernel that is right at the example's size and wrong beyond (ao#3824)."""
 
-    exit_code = 5
     says = "it says [8, 3], the kernel returned [6, 3], at batch=8"
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,9 +108,7 @@ class WrongBeyond(nn.Module):
 class Composite(nn.Module):
     """A composite kernel in C++, where a size is a number: 625 went into a graph this way (ao#3824)."""
 
-    exit_code = 5
     says = "`return ops.composite(x) + x.sum()` needs x:0 == 4"
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -132,9 +118,7 @@ class Composite(nn.Module):
 class WithoutKernel(nn.Module):
     """An operator without a kernel for this device."""
 
-    exit_code = 5
     says = "has no kernel for cpu"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.without_kernel(x)
@@ -143,9 +127,7 @@ class WithoutKernel(nn.Module):
 class Number(nn.Module):
     """An operator that returns a Python number, which becomes a constant."""
 
-    exit_code = 5
     says = "returns int, of which torch.export makes a constant"
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -155,9 +137,7 @@ class Number(nn.Module):
 class OverloadWithoutFake(nn.Module):
     """An overload without a fake kernel, where the operator has one."""
 
-    exit_code = 5
     says = "no fake kernel, so torch.export cannot know"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.overloaded.twice(x, 2)
@@ -166,9 +146,7 @@ class OverloadWithoutFake(nn.Module):
 class InPython(nn.Module):
     """An operator in Python whose body calls NumPy (pytorch#143786)."""
 
-    exit_code = 5
     says = "is implemented in Python, hosts do not have its source, and its body cannot be traced in its place"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return twice(x)

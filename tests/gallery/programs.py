@@ -1,7 +1,6 @@
 """Modules that do what a traced program cannot: NumPy, state, randomness, Python's own means."""
 
 import collections
-import random
 import sys
 import time
 from functools import lru_cache
@@ -28,9 +27,7 @@ class SpectrumOfAnyLength(nn.Module):
 class Numpy(nn.Module):
     """NumPy in the middle of the model."""
 
-    exit_code = 5
     says = "the model calls NumPy at programs.py"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.from_numpy(np.sqrt(x.numpy()))
@@ -39,9 +36,7 @@ class Numpy(nn.Module):
 class NumpyOfSizes(nn.Module):
     """NumPy that computes with sizes."""
 
-    exit_code = 5
     says = "needs 3*x:0 == 12"
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,8 +46,6 @@ class NumpyOfSizes(nn.Module):
 class Prints(nn.Module):
     """A print that was left behind."""
 
-    inputs = ("x=float32[4,3]",)
-
     def forward(self, x: Tensor) -> Tensor:
         print("hello from forward")
         return x + 1
@@ -61,9 +54,7 @@ class Prints(nn.Module):
 class Raises(nn.Module):
     """A check of the model's own that the example does not pass."""
 
-    exit_code = 5
     says = "ValueError: the width must be even"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] % 2:
@@ -74,7 +65,6 @@ class Raises(nn.Module):
 class RaisesAtOtherSizes(nn.Module):
     """A check of the model's own that the range does not pass."""
 
-    exit_code = 5
     says = "Write --dynamic 'x:0=4*batch[1:4]'"
     inputs = ("x=float32[8,3]",)
     dynamic = ("x:0=batch[4:16]",)
@@ -88,9 +78,7 @@ class RaisesAtOtherSizes(nn.Module):
 class Recursion(nn.Module):
     """A recursion without an end."""
 
-    exit_code = 5
     says = "RecursionError"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward(x + 1)
@@ -99,9 +87,7 @@ class Recursion(nn.Module):
 class Exits(nn.Module):
     """A forward that ends the process."""
 
-    exit_code = 5
     says = "SystemExit: no licence"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         sys.exit("no licence")
@@ -110,9 +96,7 @@ class Exits(nn.Module):
 class OnTheGpu(nn.Module):
     """A device in the code."""
 
-    exit_code = 5
     says = 'x.to("cuda:7")'
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return x.to("cuda:7") + 1
@@ -121,9 +105,7 @@ class OnTheGpu(nn.Module):
 class Counter(nn.Module):
     """A buffer that counts the calls."""
 
-    exit_code = 5
     says = "the model changes its buffers calls"
-    inputs = ("x=float32[4,3]",)
     calls: Tensor
 
     def __init__(self) -> None:
@@ -138,9 +120,7 @@ class Counter(nn.Module):
 class PythonCounter(nn.Module):
     """A Python number that counts the calls."""
 
-    exit_code = 5
     says = "`calls` was"
-    inputs = ("x=float32[4,3]",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,9 +134,7 @@ class PythonCounter(nn.Module):
 class WritesInput(nn.Module):
     """A forward that writes into its input."""
 
-    exit_code = 5
     says = "the model writes into its inputs x"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mul_(2) + 1
@@ -165,9 +143,7 @@ class WritesInput(nn.Module):
 class TrainedStatistics(nn.Module):
     """Batch norm in training mode, which writes its statistics."""
 
-    exit_code = 5
     says = "the model changes its buffers mean, var"
-    inputs = ("x=float32[4,3]",)
     mean: Tensor
     var: Tensor
 
@@ -183,31 +159,16 @@ class TrainedStatistics(nn.Module):
 class Noise(nn.Module):
     """Random noise."""
 
-    exit_code = 5
     says = "draws random numbers"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.randn_like(x)
 
 
-class PythonNoise(nn.Module):
-    """A random number of Python's."""
-
-    exit_code = 5
-    says = "does not repeat itself"
-    inputs = ("x=float32[4,3]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + random.random()
-
-
 class Dropout(nn.Module):
     """Dropout that stays on."""
 
-    exit_code = 5
     says = "draws random numbers"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(x, 0.5, training=True)
@@ -216,35 +177,16 @@ class Dropout(nn.Module):
 class Clock(nn.Module):
     """The time of day."""
 
-    exit_code = 5
     says = "does not repeat itself"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + time.time() % 1000
-
-
-class Gradient(nn.Module):
-    """Forces: a gradient through weights, and one of it."""
-
-    inputs = ("x=float32[4,3]",)
-    dynamic = ("x:0=atoms[2:8]",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 1))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = x.detach().requires_grad_()
-        (forces,) = torch.autograd.grad(self.net(y).sum(), y, create_graph=True)
-        return -forces, torch.autograd.grad(forces.square().sum(), y)[0]
 
 
 class Vmapped(nn.Module):
     """torch.vmap within the model (kserve#4568)."""
 
     since = "2.13"
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -253,8 +195,6 @@ class Vmapped(nn.Module):
 
 class Compiled(nn.Module):
     """A part that torch.compile wraps."""
-
-    inputs = ("x=float32[4,3]",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,8 +207,6 @@ class Compiled(nn.Module):
 class Scripted(nn.Module):
     """A part in TorchScript."""
 
-    inputs = ("x=float32[4,3]",)
-
     def __init__(self) -> None:
         super().__init__()
         self.part = torch.jit.trace(nn.Linear(3, 3), torch.rand(4, 3))
@@ -280,9 +218,7 @@ class Scripted(nn.Module):
 class DynamicallyQuantized(nn.Module):
     """A layer of torch.ao's dynamic quantization."""
 
-    exit_code = 5
     says = "packed object of torch.ao's quantization"
-    inputs = ("x=float32[4,3]",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -295,8 +231,6 @@ class DynamicallyQuantized(nn.Module):
 class SparseInside(nn.Module):
     """A sparse tensor within the model (pytorch#169488)."""
 
-    inputs = ("x=float32[4,3]",)
-
     def forward(self, x: Tensor) -> Tensor:
         return torch.sparse.mm(x.relu().to_sparse(), x.T)
 
@@ -304,9 +238,7 @@ class SparseInside(nn.Module):
 class SparseMade(nn.Module):
     """A sparse matrix that is made of buffers in forward (torch-harmonics#73)."""
 
-    exit_code = 5
     says = "cannot trace this use of sparse tensors"
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:1=columns[1:8]",)
     places: Tensor
 
@@ -321,8 +253,6 @@ class SparseMade(nn.Module):
 class Hooked(nn.Module):
     """A forward hook that changes the answer."""
 
-    inputs = ("x=float32[4,3]",)
-
     def __init__(self) -> None:
         super().__init__()
         self.part = nn.Linear(3, 3)
@@ -335,7 +265,6 @@ class Hooked(nn.Module):
 class Cached(nn.Module):
     """A function that remembers its answers."""
 
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -349,8 +278,6 @@ def _ramp(size: int) -> Tensor:
 
 class Ordered(nn.Module):
     """Parameters kept in Python's containers, not in the module."""
-
-    inputs = ("x=float32[4,3]",)
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,7 +12,6 @@ from exportkit.spec import ExportSpec
 class ViewOfTheExample(nn.Module):
     """A view with the example's batch written into it (pytorch#133653)."""
 
-    exit_code = 5
     says = "Write --dynamic x:0=4 (x:0 is always 4)"
     inputs = ("x=float32[4,6]",)
     dynamic = ("x:0=batch[1:8]",)
@@ -24,9 +23,7 @@ class ViewOfTheExample(nn.Module):
 class ConstantRows(nn.Module):
     """A sum with a constant of the example's size (pytorch#151356)."""
 
-    exit_code = 5
     says = "needs x:0 == 4"
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[1:8]",)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,7 +55,6 @@ class ExampleAtTheEnd(nn.Module):
 class TwoNames(nn.Module):
     """Two names for sizes that must be equal (pytorch#126127)."""
 
-    exit_code = 5
     says = "Write --dynamic 'y:0=a[1:8]'"
     inputs = ("x=float32[4,3]", "y=float32[4,3]")
     dynamic = ("x:0=a[1:8]", "y:0=b[1:8]")
@@ -67,22 +63,9 @@ class TwoNames(nn.Module):
         return x + y
 
 
-class OneNameMissing(nn.Module):
-    """Two sizes must be equal; only one is said to vary."""
-
-    exit_code = 5
-    says = "Write --dynamic 'y:0=a[1:8]'"
-    inputs = ("x=float32[4,3]", "y=float32[4,3]")
-    dynamic = ("x:0=a[1:8]",)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return x * y
-
-
 class Square(nn.Module):
     """A product that only square images allow."""
 
-    exit_code = 5
     says = "Write --dynamic 'x:2=h[4:16]'"
     inputs = ("x=float32[2,8,8]",)
     dynamic = ("x:1=h[4:16]", "x:2=w[4:16]")
@@ -94,7 +77,6 @@ class Square(nn.Module):
 class Patches(nn.Module):
     """A size that must be a multiple (pytorch#140011)."""
 
-    exit_code = 5
     says = "Write --dynamic 'image:1=16*h[2:8]'"
     inputs = ("image=float32[2,64,8]",)
     dynamic = ("image:0=batch[1:8]", "image:1=h[32:128]")
@@ -107,7 +89,6 @@ class Patches(nn.Module):
 class PairsOfRows(nn.Module):
     """A size with a factor that is too small, which torch.export takes (pytorch#141115)."""
 
-    exit_code = 5
     says = "Write --dynamic 'image:1=16*h[2:8]'"
     inputs = ("image=float32[2,64,8]",)
     dynamic = ("image:1=2*h[16:64]",)
@@ -120,7 +101,6 @@ class PairsOfRows(nn.Module):
 class Downsampled(nn.Module):
     """Two halvings and the way back, which only multiples of 4 survive (pytorch#115492)."""
 
-    exit_code = 5
     says = "Write --dynamic 'x:2=4*time[2:16]'"
     inputs = ("x=float32[2,1,32]",)
     dynamic = ("x:2=time[8:64]",)
@@ -137,9 +117,7 @@ class Downsampled(nn.Module):
 class BranchOnSize(nn.Module):
     """A branch on a size."""
 
-    exit_code = 5
     says = "Write --dynamic 'x:0=batch[1:5]'"
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[1:8]",)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -149,7 +127,6 @@ class BranchOnSize(nn.Module):
 class DiscreteSizes(nn.Module):
     """Sizes of a list (pytorch#139307)."""
 
-    exit_code = 5
     says = "needs x:0 == 8"
     inputs = ("x=float32[8,3]",)
     dynamic = ("x:0=batch[4:16]",)
@@ -168,22 +145,10 @@ class OffByOne(nn.Module):
         return x[1:].contiguous() * 2
 
 
-class EverySecond(nn.Module):
-    """Every second column, whose number may be one."""
-
-    inputs = ("x=float32[2,8]",)
-    dynamic = ("x:1=w[2:17]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, ::2].contiguous() * 2
-
-
 class LoopOverRows(nn.Module):
     """A Python loop over a dynamic size (executorch#1379)."""
 
-    exit_code = 5
     says = "`for row in x:` needs x:0 == 4"
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[1:8]",)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -196,7 +161,6 @@ class LoopOverRows(nn.Module):
 class Positions(nn.Module):
     """A table of positions shorter than the range of the length (pytorch#140011)."""
 
-    exit_code = 5
     says = "Write --dynamic 'ids:1=length[2:128]'"
     inputs = ("ids=int64[2,16]",)
     dynamic = ("ids:1=length[2:200]",)
@@ -213,9 +177,7 @@ class Positions(nn.Module):
 class SizeReturned(nn.Module):
     """A size as an output."""
 
-    exit_code = 5
     says = "output 1 of 2 is a number that varies from call to call"
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[1:8]",)
 
     def forward(self, x: Tensor) -> tuple[Tensor, int]:
@@ -225,9 +187,7 @@ class SizeReturned(nn.Module):
 class SizeRemembered(nn.Module):
     """The first call's size, kept by Python code (ao#3824)."""
 
-    exit_code = 5
     says = "tracing made a constant of something that depends on a size"
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
 
     def __init__(self) -> None:
@@ -243,9 +203,7 @@ class SizeRemembered(nn.Module):
 class RememberedRows(nn.Module):
     """A table of the first call's size, kept for later calls."""
 
-    exit_code = 5
     says = "needs x:0 <= 4"
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
 
     def __init__(self) -> None:
@@ -261,25 +219,11 @@ class RememberedRows(nn.Module):
 class RootOfASize(nn.Module):
     """Python's square root of a size."""
 
-    exit_code = 5
     says = "`return x / math.sqrt(x.shape[0])` needs x:0 == 4"
-    inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return x / math.sqrt(x.shape[0])
-
-
-class LogarithmOfASize(nn.Module):
-    """Python's logarithm of a size, rounded."""
-
-    exit_code = 5
-    says = "needs x:0 == 4"
-    inputs = ("x=float32[4,3]",)
-    dynamic = ("x:0=batch[2:8]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * math.floor(math.log2(x.shape[0]))
 
 
 class AdaptivePool(nn.Module):
@@ -318,21 +262,6 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.cell(x)[0]
-
-
-class OneToken(nn.Module):
-    """One token, whose keys join a cache and are repeated for the heads."""
-
-    inputs = ("x=float32[2,1,16]", "cache=float32[2,2,5,4]")
-    dynamic = ("x:0=batch[1:8]", "cache:0=batch", "cache:2=length[1:100]")
-
-    def forward(self, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
-        b, n, _ = x.shape
-        query = x.view(b, n, 4, 4).transpose(1, 2)
-        cache = torch.cat([cache, query[:, :2]], 2)
-        keys = cache[:, :, None].expand(b, 2, 2, cache.shape[2], 4).reshape(b, 4, cache.shape[2], 4)
-        mixed = nn.functional.scaled_dot_product_attention(query, keys, keys)
-        return mixed.transpose(1, 2).reshape(b, n, 16), cache
 
 
 class GroupedKeys(nn.Module):

@@ -25,16 +25,12 @@ class Pair(NamedTuple):
 class DataclassReturned(nn.Module):
     """A dataclass as an output."""
 
-    inputs = ("x=float32[4,3]",)
-
     def forward(self, x: Tensor) -> Boxes:
         return Boxes(x, x + 1)
 
 
 class NamedTupleReturned(nn.Module):
     """A named tuple as an output."""
-
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Pair:
         return Pair(x.sum(), x.mean())
@@ -45,7 +41,6 @@ class NumberedDict(nn.Module):
 
     exit_code = 2
     says = "a dict with the key 0; keys must be strings"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> dict[int, Tensor]:
         return {0: x, 1: x + 1}
@@ -54,9 +49,7 @@ class NumberedDict(nn.Module):
 class NothingReturned(nn.Module):
     """No tensor as an output."""
 
-    exit_code = 5
     says = "the model returns no tensor"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> None:
         x.sum()
@@ -86,6 +79,7 @@ class NoInputs(nn.Module):
 
     exit_code = 2
     says = "the example inputs contain no tensor"
+    inputs = ()
 
     def forward(self) -> Tensor:
         return torch.ones(3)
@@ -96,7 +90,6 @@ class Quantized(nn.Module):
 
     exit_code = 2
     says = "output 0 is quantized"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
@@ -137,7 +130,6 @@ class Unmade(nn.Module):
 
     exit_code = 2
     says = "parameter part.weight is on the meta device"
-    inputs = ("x=float32[4,3]",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,8 +141,6 @@ class Unmade(nn.Module):
 
 class Ünïcode(nn.Module):
     """A class whose name is not ASCII."""
-
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 1

@@ -9,9 +9,7 @@ from torch._higher_order_ops.while_loop import while_loop
 class BranchOnValue(nn.Module):
     """A branch on a value (pytorch#145443)."""
 
-    exit_code = 5
     says = "the model branches on the value of a tensor at values.py"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:
@@ -22,7 +20,6 @@ class BranchOnValue(nn.Module):
 class BranchOnOffset(nn.Module):
     """A branch on the last offset (pytorch#145443)."""
 
-    exit_code = 5
     says = "`if offsets[-1] > len(x):`"
     inputs = ("x=float32[4,3]", "offsets=int64[3]")
 
@@ -32,24 +29,10 @@ class BranchOnOffset(nn.Module):
         return x + offsets.sum()
 
 
-class BranchOnCount(nn.Module):
-    """A branch on how many elements there are."""
-
-    exit_code = 5
-    says = "the model branches on the value of a tensor"
-    inputs = ("x=float32[4,3]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found = x.nonzero()
-        return found.float().sum(0) if found.shape[0] > 2 else x.sum(0)[:2]
-
-
 class LoopOnValue(nn.Module):
     """A Python loop until a value is small."""
 
-    exit_code = 5
     says = "`while x.max() > 0.5:`"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         while x.max() > 0.5:
@@ -60,9 +43,7 @@ class LoopOnValue(nn.Module):
 class AssertOnValue(nn.Module):
     """An assertion on a value."""
 
-    exit_code = 5
     says = "`assert x.min() >= 0`"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         assert x.min() >= 0
@@ -72,9 +53,7 @@ class AssertOnValue(nn.Module):
 class ItemBranch(nn.Module):
     """A branch on a number that was read from a tensor."""
 
-    exit_code = 5
     says = "the model needs a number from a tensor as Python's own number"
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return x.new_zeros(3) if int(x.sum().item()) > 2 else x[0]
@@ -83,8 +62,6 @@ class ItemBranch(nn.Module):
 class ItemScale(nn.Module):
     """A factor that was read from a tensor."""
 
-    inputs = ("x=float32[4,3]",)
-
     def forward(self, x: Tensor) -> Tensor:
         return x * x.max().item()
 
@@ -92,7 +69,6 @@ class ItemScale(nn.Module):
 class ItemSize(nn.Module):
     """A size that was read from a tensor."""
 
-    exit_code = 5
     says = "Leave int(), float() or range() out there"
     inputs = ("x=float32[4,3]", "n=int64[]")
 
@@ -107,18 +83,6 @@ class ItemSlice(nn.Module):
 
     def forward(self, x: Tensor, n: Tensor) -> Tensor:
         return x[: n.item()].sum(0)
-
-
-class ItemView(nn.Module):
-    """A view whose size was read from a tensor."""
-
-    exit_code = 5
-    says = "Leave int(), float() or range() out there"
-    inputs = ("x=float32[4,3]", "n=int64[]")
-
-    def forward(self, x: Tensor, n: Tensor) -> Tensor:
-        rows = int(n.item()) + 1
-        return x.reshape(rows, -1).sum(0)
 
 
 class ListLoop(nn.Module):
@@ -140,19 +104,8 @@ class SplitByValues(nn.Module):
         return first - second
 
 
-class Masked(nn.Module):
-    """Elements chosen by a mask."""
-
-    inputs = ("x=float32[4,3]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[x > 0.5].sum() + x
-
-
 class MaskedReturned(nn.Module):
     """An output whose size depends on values."""
-
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return x[x > 0.5] * 2
@@ -189,8 +142,6 @@ class Repeated(nn.Module):
 class Cond(nn.Module):
     """A branch on a value by torch.cond."""
 
-    inputs = ("x=float32[4,3]",)
-
     def forward(self, x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
 
@@ -207,19 +158,8 @@ class Checked(nn.Module):
         return torch.narrow(x, 0, 0, rows).sum(0)
 
 
-class Chosen(nn.Module):
-    """A choice by a value with torch.where."""
-
-    inputs = ("x=float32[4,3]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.where(x.sum() > 0, x + 1, x)
-
-
 class WhileLoop(nn.Module):
     """A loop on a value by torch's own operator."""
-
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return while_loop(lambda x: x.max() > 0.5, lambda x: (x / 2,), (x,))[0]
@@ -227,8 +167,6 @@ class WhileLoop(nn.Module):
 
 class Scan(nn.Module):
     """A running sum by torch's own operator."""
-
-    inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
         return scan(lambda total, row: (total + row, total + row), torch.zeros(3), x)[1]

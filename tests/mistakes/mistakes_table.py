@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 TABLE = Path(__file__).with_name("mistakes.txt")
@@ -28,18 +28,18 @@ _MEANT = re.compile(r"Did you mean ('[^']*'|[^\s?]+)\?")
 _COMMAND = re.compile(r"((?:mkdir|python|exportkit) .+)$", re.MULTILINE)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Mistake:
     """A mistake. mistakes.txt has the fields under these names."""
 
     typed: str
     number: int
-    code: int = 0
-    says: list[str] = field(default_factory=list)
-    never: list[str] = field(default_factory=list)
-    fresh: bool = False
-    settings: dict[str, str] = field(default_factory=dict)
-    then: str | None = None
+    code: int
+    says: Sequence[str]
+    never: Sequence[str]
+    fresh: bool
+    settings: Mapping[str, str]
+    then: str | None
 
     @property
     def name(self) -> str:
@@ -58,30 +58,17 @@ class Mistake:
 def mistakes() -> list[Mistake]:
     """Returns the mistakes of the table."""
     found = []
-    for block in TABLE.read_text().strip().split("\n\n"):
+    for number, block in enumerate(TABLE.read_text().strip().split("\n\n"), 1):
         first, *lines = [line for line in block.splitlines() if not line.startswith("#")]
-        mistake = Mistake(first.removeprefix("$ "), len(found) + 1)
+        given: dict[str, list[str]] = {key: [] for key in ("code", "says", "never", "early", "fresh", "with", "then")}
         for line in lines:
             key, _, text = line.partition(" ")
-            match key:
-                case "code":
-                    mistake.code = int(text)
-                case "says":
-                    mistake.says.append(text)
-                case "never":
-                    mistake.never.append(text)
-                case "early":
-                    mistake.never.append(EARLY)
-                case "fresh":
-                    mistake.fresh = True
-                case "with":
-                    name, _, value = text.partition("=")
-                    mistake.settings[name] = value
-                case "then":
-                    mistake.then = text
-                case _:
-                    raise ValueError(line)
-        found.append(mistake)
+            given[key].append(text)
+        never = [*given["never"], *(EARLY for _ in given["early"])]
+        settings = dict(text.split("=", 1) for text in given["with"])
+        code, then = int(given["code"][0]), next(iter(given["then"]), None)
+        typed, fresh = first.removeprefix("$ "), bool(given["fresh"])
+        found.append(Mistake(typed, number, code, given["says"], never, fresh, settings, then))
     return found
 
 

@@ -1,9 +1,7 @@
-"""A child process that does what it is told: answers, raises, prints, dies, stalls."""
+"""A child process that does what it is told: answers, prints, ends."""
 
 import os
-import signal
 import sys
-import time
 
 from exportkit.child.messages import Message, serve
 
@@ -13,16 +11,8 @@ class Echo(Message, frozen=True):
     number: int = 0
 
 
-class Die(Message, frozen=True):
-    signal: int
-
-
 class Leave(Message, frozen=True):
     status: int
-
-
-class Stall(Message, frozen=True):
-    pass
 
 
 class Chatter(Message, frozen=True):
@@ -39,18 +29,8 @@ class Here(Message, frozen=True):
     tmp: str
 
 
-def die(command):
-    print("about to die", file=sys.stderr, flush=True)
-    os.kill(os.getpid(), command.signal)
-
-
 def leave(command):
     os._exit(command.status)
-
-
-def stall(command):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(60)
 
 
 def chatter(command):
@@ -64,5 +44,5 @@ def where(command):
 
 
 def main(connection):
-    handlers = {Die: die, Leave: leave, Stall: stall, Chatter: chatter, Where: where}
+    handlers = {Leave: leave, Chatter: chatter, Where: where}
     serve(connection, {**handlers, Echo: lambda command: command})

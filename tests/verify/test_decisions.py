@@ -17,7 +17,7 @@ from exportkit.package.archive import PackageReader, write_package
 from exportkit.reference_model import ReferenceModel
 from exportkit.runtime.targets import Host
 from exportkit.verify import eager as eager_module
-from exportkit.verify import replay, run_plan
+from exportkit.verify import outcomes, replay, run_plan
 from exportkit.verify.commands import (
     ArtifactLoaded,
     CallModel,
@@ -29,18 +29,6 @@ from exportkit.verify.commands import (
     ModelCalled,
 )
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import (
-    Crashed,
-    EagerDiffers,
-    EagerFailed,
-    EagerUnavailable,
-    LoadFailed,
-    Match,
-    Mismatch,
-    MissingOperator,
-    TimedOut,
-    WrongStructure,
-)
 from exportkit.verify.verify import verify
 from tests.verify.told_worker import Told
 from tests.verify.verify_artifacts import Affine, affine_call, right, write_artifact
@@ -49,7 +37,7 @@ X = torch.arange(6.0).reshape(2, 3)
 STRUCTURE = msgspec.json.encode(affine_call().result).decode()
 LOADED = ArtifactLoaded("cpu", "2.13.0", 0.01)
 CASES = VerifyOptions(against="cases")
-CRASH = Crashed(11, None, "doing", "")
+CRASH = outcomes.Crashed(11, None, "doing", "")
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +90,7 @@ class _Process(Told):
         self.script.commands.append(command)
         answer = self.script.answers[COMMANDS[type(command)]]
         answer = answer(command) if callable(answer) else answer
-        if isinstance(answer, (Crashed, TimedOut)):
+        if isinstance(answer, (outcomes.Crashed, outcomes.TimedOut)):
             self.alive = False
         return answer
 
@@ -145,7 +133,7 @@ def eager(report):
 
 def test_everything_right_is_exit_code_0(run):
     report = run()
-    assert [type(check.verdict) for check in report.checks] == [Match] * 3
+    assert [type(check.verdict) for check in report.checks] == [outcomes.Match] * 3
     assert report.exit_code == 0
     assert run.worker.started == ["replay", "eager"]
 
@@ -163,10 +151,10 @@ def test_a_case_that_does_not_fit_is_a_bad_package_and_the_others_are_compared(r
     bad = write_artifact(tmp_path / "a.pt2", Affine(), [(X, outputs), (X, right(X))])
     report = run(bad, CASES)
     first, second = (check.verdict for check in report.checks)
-    assert isinstance(first, LoadFailed)
+    assert isinstance(first, outcomes.LoadFailed)
     assert first.error == "CaseError"
     assert says in first.detail
-    assert isinstance(second, Match)
+    assert isinstance(second, outcomes.Match)
     assert report.exit_code == 3
 
 
@@ -177,78 +165,54 @@ def test_only_what_was_asked_for_is_done(run, against, started):
     assert run.worker.started == started
 
 
-@pytest.mark.parametrize(
-    ("answer", "code"),
-    [
-        (Failed("NoTargetError", "no", None, 4), 4),
-        (Failed("SchemaChangedError", "no", None, 3), 3),
-        (Failed("RuntimeError", "no"), 3),
-    ],
-)
-def test_what_does_not_load_has_the_exit_code_of_its_error(run, answer, code):
-    report = run(replay_load=answer)
-    (check,) = report.checks
-    assert check.verdict == LoadFailed(answer.error, "no", code)
-    assert report.exit_code == code
-
-
-@pytest.mark.parametrize(
-    "detail",
-    [
-        "operator ns::op is not loaded, and no library of the package gives it",
-        "Could not find schema for ns::op.\nMore",
-    ],
-)
-def test_an_operator_that_loading_misses_is_a_verdict_of_its_own(run, detail):
-    report = run(replay_load=Failed("ModelLoadError", detail, None, 3))
-    (check,) = report.checks
-    assert isinstance(check.verdict, MissingOperator)
-    assert check.verdict.operator == "ns::op"
-    assert report.exit_code == 15
-
-
-def test_a_wrong_structure_shows_both(run):
-    def flat(command):
-        return replays(command, '{"type":"tensor","index":0}')
-
-    verdict = run(replay_call=flat).checks[0].verdict
-    assert isinstance(verdict, WrongStructure)
-    assert "mapping" in verdict.message
-    assert run(replay_call=flat).exit_code == 11
-
-
-def test_eager_that_answers_otherwise_is_a_mismatch(run):
-    report = run(eager_draw=lambda command: answers(command, off=1.0))
-    assert isinstance(eager(report)[0], Mismatch)
-    assert report.exit_code == 1
-
-
-def test_eager_with_other_weights_is_not_compared(run):
-    report = run(eager_make=EagerMade("1" * 64))
-    (verdict,) = eager(report)
-    assert isinstance(verdict, EagerDiffers)
-    assert "--weights" in verdict.message
-    assert report.exit_code == 17
-
-
+MISSING = [
+    Failed("ModelLoadError", "operator ns::op is not loaded, and no library of the package gives it", None, 3),
+    Failed("ModelLoadError", "Could not find schema for ns::op.\nMore", None, 3),
+]
 NOT_FOUND = Failed("ModelNotFoundError", "there is no module", None, 2)
+OTHERWISE = {"eager_draw": lambda command: answers(command, off=1.0)}
+FLAT = {"replay_call": lambda command: replays(command, '{"type":"tensor","index":0}')}
 
 
-def test_eager_that_cannot_be_imported_is_skipped_where_cases_spoke(run):
-    report = run(eager_make=NOT_FOUND)
-    assert eager(report) == [EagerUnavailable("there is no module", required=False)]
-    assert report.exit_code == 0
+@pytest.mark.parametrize(
+    ("script", "verdict", "says", "code"),
+    [
+        # What does not load has the exit code of its error.
+        ({"replay_load": Failed("NoTargetError", "no", None, 4)}, outcomes.LoadFailed, "no", 4),
+        ({"replay_load": Failed("SchemaChangedError", "no", None, 3)}, outcomes.LoadFailed, "no", 3),
+        ({"replay_load": Failed("RuntimeError", "no")}, outcomes.LoadFailed, "no", 3),
+        (
+            {"replay_load": Failed("ModelLoadError", "operator ns::op is not loaded", None, 3)},
+            outcomes.MissingOperator,
+            "ns::op",
+            15,
+        ),
+        (
+            {"replay_load": Failed("E", "Could not find schema for ns::op.\nMore", None, 3)},
+            outcomes.MissingOperator,
+            "ns::op",
+            15,
+        ),
+        (FLAT, outcomes.WrongStructure, "mapping", 11),
+        (OTHERWISE, outcomes.Mismatch, "differ", 1),
+        ({"eager_make": EagerMade("1" * 64)}, outcomes.EagerDiffers, "--weights", 17),
+        # Eager that is not there is skipped where cases spoke; one that raises when it is made is there.
+        ({"eager_make": NOT_FOUND}, outcomes.EagerUnavailable, "there is no module", 0),
+        ({"eager_make": Failed("RuntimeError", "boom")}, outcomes.EagerFailed, "boom", 18),
+        ({"eager_draw": CRASH}, outcomes.Crashed, "SIGSEGV", 13),
+    ],
+)
+def test_each_answer_has_its_verdict_and_its_exit_code(run, script, verdict, says, code):
+    report = run(**script)
+    found = next(each.verdict for each in report.checks if not isinstance(each.verdict, outcomes.Match))
+    assert isinstance(found, verdict)
+    assert says in found.message
+    assert report.exit_code == code
 
 
 def test_eager_that_cannot_be_imported_fails_where_nothing_else_was_compared(run, without_cases):
     assert run(options=VerifyOptions(against="eager"), eager_make=NOT_FOUND).exit_code == 16
     assert run(without_cases, eager_make=NOT_FOUND).exit_code == 16
-
-
-def test_eager_that_raises_when_it_is_made_is_not_taken_for_one_that_is_not_there(run):
-    report = run(eager_make=Failed("RuntimeError", "boom"))
-    assert isinstance(eager(report)[0], EagerFailed)
-    assert report.exit_code == 18
 
 
 def test_an_artifact_that_names_no_model_says_how_to_name_one(run, tmp_path):
@@ -258,12 +222,6 @@ def test_an_artifact_that_names_no_model_says_how_to_name_one(run, tmp_path):
     assert eager(run(unnamed, options=VerifyOptions(eager=ReferenceModel("models:other"), shapes=1)))[0].kind == "match"
     made = [each for each in run.worker.commands if isinstance(each, MakeEager)]
     assert made[-1].eager.model == "models:other"
-
-
-def test_a_crash_of_eager_ends_the_comparison_and_says_whose_it_was(run):
-    report = run(eager_draw=CRASH)
-    assert eager(report) == [CRASH]
-    assert report.exit_code == 13
 
 
 def test_sizes_beyond_the_budget_are_named(run):
@@ -280,7 +238,7 @@ def test_where_every_size_is_beyond_the_budget_eager_was_not_compared(run, witho
     ):
         report = run(**({"artifact": artifact} if artifact else {}), options=options)
         (verdict,) = eager(report)
-        assert isinstance(verdict, EagerUnavailable)
+        assert isinstance(verdict, outcomes.EagerUnavailable)
         assert "even at the smallest" in verdict.message
         assert report.exit_code == code
         assert "eager" not in run.worker.started
@@ -385,9 +343,9 @@ def test_one_target_that_fails_does_not_keep_the_others_from_being_checked(run, 
 
     report = run(several, VerifyOptions(against="cases"), replay_load=crashes)
     assert [(check.target, type(check.verdict)) for check in report.checks] == [
-        ("gpu", Match),
-        ("new", Crashed),
-        ("old", Match),
+        ("gpu", outcomes.Match),
+        ("new", outcomes.Crashed),
+        ("old", outcomes.Match),
     ]
     assert report.exit_code == 13
     assert [target.load_seconds for target in report.targets[:3]] == [0.01, None, 0.01]

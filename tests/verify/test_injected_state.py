@@ -1,10 +1,10 @@
-"""Errors of state that are injected in real packages, or in what runs them, are seen, each for what it is."""
+"""Errors that are injected in models, in packages, or in what runs them, are seen, each for what it is."""
 
 from __future__ import annotations
 
+import hashlib
 import re
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from exportkit.child.messages import Failed, Message
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolve import resolve
@@ -22,7 +21,6 @@ from exportkit.package.archive import PackageReader, write_package
 from exportkit.runtime.model import Model
 from exportkit.runtime.session import Session
 from exportkit.runtime.state import LocalState
-from exportkit.verify import replay
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
     ForkSharesState,
@@ -34,41 +32,36 @@ from exportkit.verify.outcomes import (
     SharedState,
     Verdict,
 )
-from exportkit.verify.replay_worker import Replay, handlers
 from exportkit.verify.verify import verify
 from tests.artifacts import artifact
-from tests.verify.told_worker import Told
-from tools.injected_errors import DOCUMENT, INJECTED_STATE
+from tests.verify.told_worker import replayed_here
+from tools.injected_errors import DOCUMENT, DTYPES, INJECTED, INJECTED_STATE, Injected, judged
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("injected", INJECTED, ids=lambda injected: injected.what)
+def test_it_is_judged_as_the_document_says(injected: Injected, dtype: torch.dtype) -> None:
+    agrees = judged(injected, dtype).agrees
+    if injected.gross is not False:
+        assert agrees is (injected.gross is None)
+    row = re.search(rf"^\| {re.escape(injected.what)} \| (.*) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    assert row
+    said = row[1].split(" | ")[DTYPES.index(dtype)]
+    assert said.startswith("passes" if agrees else "**seen**")
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
 
 FOLDER = Path(__file__).parent
 CASES = VerifyOptions(against="cases")
 PROMISES = 5
 
 
-class HereWorker(Told):
-    """Stands in for the replay process, so that a test can plant errors in what runs the package."""
-
-    def __init__(self, module: str, **options: Any) -> None:
-        self._handlers = handlers(Replay())
-        self.alive = True
-
-    def ask(self, command: Message, answer: type[Message], *, doing: str, timeout: float) -> Message:
-        try:
-            return self._handlers[type(command)](command)
-        except Exception as error:
-            return Failed.of(error)
-
-    def printed(self) -> str:
-        return ""
-
-    def close(self) -> None:
-        self.alive = False
-
-
 @pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])  # which the process blocks imports with
-    monkeypatch.setattr(replay, "VerifyWorker", HereWorker)
+def _here() -> Iterator[None]:
+    with replayed_here():
+        yield
 
 
 def failures(path: Path) -> list[Verdict]:
@@ -133,16 +126,10 @@ def other_begin(manifest: m.Manifest, records: dict[str, Any]) -> m.Manifest:
     assert bias.initial is not None
     values = torch.frombuffer(bytearray(records.pop(bias.initial)), dtype=torch.float32) + 0.01
     content = values.numpy().tobytes()
-    name = f"exportkit/state/{m_sha256(content)}"
+    name = f"exportkit/state/{hashlib.sha256(content).hexdigest()}"
     records[name] = content
     state = tuple(msgspec.structs.replace(each, initial=name) if each is bias else each for each in manifest.state)
     return msgspec.structs.replace(manifest, state=state)
-
-
-def m_sha256(content: bytes) -> str:
-    import hashlib
-
-    return hashlib.sha256(content).hexdigest()
 
 
 def test_the_right_package_passes(right: Path) -> None:
@@ -158,18 +145,20 @@ def test_a_dropped_write_is_seen_in_the_state_and_in_later_calls(right: Path, tm
     assert "state keys_0" not in verdict.message
 
 
-def test_a_position_off_by_one_is_seen(right: Path, tmp_path: Path) -> None:
-    (*_, verdict) = failures(wrong("OffByOne", right, tmp_path))
+@pytest.mark.parametrize(
+    ("kind", "seen", "unseen"),
+    [
+        ("OffByOne", "state position: 1 of 1 elements differ", "call 1"),
+        ("Unheard", "call 1: written.heard", "state"),
+    ],
+)
+def test_a_wrong_position_and_an_input_that_is_not_written_are_seen(
+    kind: str, seen: str, unseen: str, right: Path, tmp_path: Path
+) -> None:
+    (*_, verdict) = failures(wrong(kind, right, tmp_path))
     assert isinstance(verdict, Mismatch)
-    assert "state position: 1 of 1 elements differ" in verdict.message
-    assert "call 1" not in verdict.message
-
-
-def test_an_input_that_is_not_written_is_seen(right: Path, tmp_path: Path) -> None:
-    (*_, verdict) = failures(wrong("Unheard", right, tmp_path))
-    assert isinstance(verdict, Mismatch)
-    assert "call 1: written.heard" in verdict.message
-    assert "state" not in verdict.message
+    assert seen in verdict.message
+    assert unseen not in verdict.message
 
 
 def test_swapped_layers_are_seen(right: Path, tmp_path: Path) -> None:

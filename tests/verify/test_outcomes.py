@@ -13,67 +13,45 @@ from exportkit.errors import EXIT_CODES
 from exportkit.package.manifest import Accuracy
 from exportkit.verify import outcomes
 from exportkit.verify.comparisons import GradientFinding, OutputComparison
-from exportkit.verify.outcomes import (
-    CallFailed,
-    Crashed,
-    EagerDiffers,
-    EagerFailed,
-    EagerUnavailable,
-    ForkSharesState,
-    ForkWithoutState,
-    GradientsHold,
-    LoadFailed,
-    Match,
-    Mismatch,
-    MissingOperator,
-    NotRefused,
-    NotRun,
-    RefusedToo,
-    ResetIncomplete,
-    SavedStateDiffers,
-    SessionsAgree,
-    SharedState,
-    Signed,
-    TimedOut,
-    Unjudged,
-    WrongDtype,
-    WrongGradient,
-    WrongShape,
-    WrongStructure,
-)
 from exportkit.verify.report import Check, Report, TargetReport
 
 COMPARED = OutputComparison("y", "float32", (2, 3), 6, 1, 0.5, (1, 2), 0.25, (0, 1), 1e-3, 1e-5)
 GRADIENT = GradientFinding("forces", "energy", "positions", -1.0, True, 0.02, 0.001, 1.0, 0.98)
 EXAMPLES = [
-    Match((dataclasses.replace(COMPARED, mismatched=0),)),
-    Mismatch((COMPARED,)),
-    Unjudged((dataclasses.replace(COMPARED, moves=Accuracy(rms=0.5, greatest=1.0)),)),
-    WrongDtype("y", "float32", "float16"),
-    WrongShape("y", (2, 3), (3, 2)),
-    WrongStructure("a tuple", "a list"),
-    CallFailed("RuntimeError", "boom"),
-    RefusedToo(),
-    NotRefused(),
-    Crashed(11, None, "running case 0", "last words"),
-    TimedOut(3.0, "running case 0"),
-    GradientsHold((dataclasses.replace(GRADIENT, wrong=False),)),
-    WrongGradient((GRADIENT,), "eager"),
-    SessionsAgree(8, "equal bits"),
-    SharedState("First difference: call 3 (decode): logits, 5 of 8 elements."),
-    ForkWithoutState("First difference: state cache, 1 of 8 elements."),
-    ForkSharesState("First difference: state cache, 1 of 8 elements."),
-    ResetIncomplete("First difference: state cache, 1 of 8 elements."),
-    SavedStateDiffers("First difference: state cache, 1 of 8 elements."),
-    Signed(("ab" * 32,)),
-    NotRun("two processes died"),
-    MissingOperator("ns::op", "no library defines it"),
-    LoadFailed("DigestMismatchError", "record x", 3),
-    EagerUnavailable("no module", required=True),
-    EagerDiffers("a" * 64, "b" * 64, "arr-coc"),
-    EagerFailed("ValueError", "too small", "running the eager model at n=1"),
+    outcomes.Match((dataclasses.replace(COMPARED, mismatched=0),)),
+    outcomes.Mismatch((COMPARED,)),
+    outcomes.Unjudged((dataclasses.replace(COMPARED, moves=Accuracy(rms=0.5, greatest=1.0)),)),
+    outcomes.WrongDtype("y", "float32", "float16"),
+    outcomes.WrongShape("y", (2, 3), (3, 2)),
+    outcomes.WrongStructure("a tuple", "a list"),
+    outcomes.CallFailed("RuntimeError", "boom"),
+    outcomes.RefusedToo(),
+    outcomes.NotRefused(),
+    outcomes.Crashed(11, None, "running case 0", "last words"),
+    outcomes.TimedOut(3.0, "running case 0"),
+    outcomes.GradientsHold((dataclasses.replace(GRADIENT, wrong=False),)),
+    outcomes.WrongGradient((GRADIENT,), "eager"),
+    outcomes.SessionsAgree(8, "equal bits"),
+    outcomes.SharedState("First difference: call 3 (decode): logits, 5 of 8 elements."),
+    outcomes.ForkWithoutState("First difference: state cache, 1 of 8 elements."),
+    outcomes.ForkSharesState("First difference: state cache, 1 of 8 elements."),
+    outcomes.ResetIncomplete("First difference: state cache, 1 of 8 elements."),
+    outcomes.SavedStateDiffers("First difference: state cache, 1 of 8 elements."),
+    outcomes.Signed(("ab" * 32,)),
+    outcomes.NotRun("two processes died"),
+    outcomes.MissingOperator("ns::op", "no library defines it"),
+    outcomes.LoadFailed("DigestMismatchError", "record x", 3),
+    outcomes.EagerUnavailable("no module", required=True),
+    outcomes.EagerDiffers("a" * 64, "b" * 64, "arr-coc"),
+    outcomes.EagerFailed("ValueError", "too small", "running the eager model at n=1"),
 ]
-SESSIONS = (SharedState, ForkWithoutState, ForkSharesState, ResetIncomplete, SavedStateDiffers)
+SESSIONS = (
+    outcomes.SharedState,
+    outcomes.ForkWithoutState,
+    outcomes.ForkSharesState,
+    outcomes.ResetIncomplete,
+    outcomes.SavedStateDiffers,
+)
 
 
 def report(*checks):
@@ -110,7 +88,12 @@ def test_kinds_are_distinct():
 def test_each_way_to_fail_has_an_exit_code_of_its_own():
     of_sessions = {e.exit_code for e in EXAMPLES if isinstance(e, SESSIONS)}
     assert of_sessions == {19}  # what sessions promise; the kind says which promise
-    shared = (LoadFailed, WrongStructure, NotRefused, *SESSIONS)  # an answer where none is right is a wrong one
+    shared = (
+        outcomes.LoadFailed,
+        outcomes.WrongStructure,
+        outcomes.NotRefused,
+        *SESSIONS,
+    )  # an answer where none is right is a wrong one
     failing = [e for e in EXAMPLES if e.exit_code and not isinstance(e, shared)]
     assert len({e.exit_code for e in failing}) == len(failing)
     assert {e.exit_code for e in EXAMPLES} - {0} == {1, 3} | set(range(10, 22))
@@ -133,22 +116,22 @@ def test_a_match_names_the_output_that_differs_most():
     near, far = (
         dataclasses.replace(COMPARED, mismatched=0, name=n, max_abs=d) for n, d in (("near", 0.1), ("far", 0.2))
     )
-    assert Match((near, far)).message == "2 outputs agree, greatest absolute difference 0.2 in far"
-    assert Match((dataclasses.replace(near, max_abs=0.0),)).message == "1 output agrees exactly"
+    assert outcomes.Match((near, far)).message == "2 outputs agree, greatest absolute difference 0.2 in far"
+    assert outcomes.Match((dataclasses.replace(near, max_abs=0.0),)).message == "1 output agrees exactly"
 
 
 @pytest.mark.parametrize(
     "detail", ["'_OpNamespace' 'softpool' object has no attribute 'pool'", "operator softpool::pool does not exist"]
 )
 def test_eager_without_its_operators_is_told_of_op_library(detail):
-    assert "--op-library" in EagerFailed("AttributeError", detail, "making net:Net").message
-    assert "--op-library" not in EagerFailed("ValueError", "too small", "making net:Net").message
+    assert "--op-library" in outcomes.EagerFailed("AttributeError", detail, "making net:Net").message
+    assert "--op-library" not in outcomes.EagerFailed("ValueError", "too small", "making net:Net").message
 
 
 def test_the_first_failing_check_decides():
-    slow = TimedOut(1.0, "running case 1")
+    slow = outcomes.TimedOut(1.0, "running case 1")
     assert report(check(EXAMPLES[0]), check(slow), check(EXAMPLES[1])).exit_code == 14
-    assert report(check(EXAMPLES[0]), check(NotRun("x"))).exit_code == 0
+    assert report(check(EXAMPLES[0]), check(outcomes.NotRun("x"))).exit_code == 0
     assert report(check(EXAMPLES[0])).failure is None
     open_question = check(EXAMPLES[2])
     assert report(open_question, check(EXAMPLES[0])).exit_code == 21
@@ -157,13 +140,11 @@ def test_the_first_failing_check_decides():
 
 
 def test_an_eager_model_that_is_not_there_fails_only_where_it_was_asked_for():
-    assert EagerUnavailable("no module", required=False).exit_code == 0
-    assert EagerUnavailable("no module", required=True).exit_code == 16
+    assert outcomes.EagerUnavailable("no module", required=False).exit_code == 0
+    assert outcomes.EagerUnavailable("no module", required=True).exit_code == 16
 
 
 def test_a_crash_names_the_signal_and_what_it_often_means():
-    assert (
-        "SIGILL (signal 4), an instruction this CPU does not have, while loading"
-        in Crashed(4, None, "loading", "").message
-    )
-    assert "signal 77" in Crashed(77, None, "loading", "").message
+    said = outcomes.Crashed(4, None, "loading", "").message
+    assert "SIGILL (signal 4), an instruction this CPU does not have, while loading" in said
+    assert "signal 77" in outcomes.Crashed(77, None, "loading", "").message

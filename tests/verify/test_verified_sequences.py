@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from exportkit.child.messages import Failed
 from exportkit.cli import main
 from exportkit.errors import UsageError
 from exportkit.package.archive import PackageReader
 from exportkit.reference_model import ReferenceModel
 from exportkit.verify.bisecting import bisect_artifact
+from exportkit.verify.commands import CallModel
 from exportkit.verify.eager_plan import plan_eager
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import CallFailed, Crashed, Match, Mismatch
 from exportkit.verify.verify import verify
 from tests.artifacts import artifact
 from tests.verify.test_injected_state import rewritten, swapped
+from tests.verify.told_worker import HereWorker, replayed_here
 
 MODEL = f"{Path(__file__).parent / 'state_models.py'}:decoder"
 BOTH = VerifyOptions(shapes=3, eager=ReferenceModel(model=MODEL))
@@ -100,14 +102,7 @@ def test_plans_have_a_name_where_there_is_more_than_one(program: Path) -> None:
     ]
 
 
-def test_a_call_that_fails_or_crashes_says_which_one_of_the_sequence(
-    program: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from exportkit.child.messages import Failed
-    from exportkit.verify import replay
-    from exportkit.verify.commands import CallModel
-    from tests.verify.test_injected_state import HereWorker
-
+def test_a_call_that_fails_or_crashes_says_which_one_of_the_sequence(program: Path) -> None:
     answers: list[Failed | None] = [Failed("RuntimeError", "no memory")]
 
     class Failing(HereWorker):
@@ -119,13 +114,12 @@ def test_a_call_that_fails_or_crashes_says_which_one_of_the_sequence(
                 return Crashed(11, None, doing, "")
             return super().ask(command, answer, doing=doing, timeout=timeout)
 
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])  # which the process blocks imports with
-    monkeypatch.setattr(replay, "VerifyWorker", Failing)
-    failure = verify(program, VerifyOptions(against="cases")).failure
-    assert failure is not None
-    assert failure.verdict == CallFailed("RuntimeError", "no memory", "call 2 (decode)")
-    answers[0] = None
-    failure = verify(program, VerifyOptions(against="cases")).failure
-    assert failure is not None
-    assert isinstance(failure.verdict, Crashed)
-    assert failure.verdict.doing.endswith("of program, call 2 (decode)")
+    with replayed_here(Failing):
+        failed = verify(program, VerifyOptions(against="cases")).failure
+        answers[0] = None
+        crashed = verify(program, VerifyOptions(against="cases")).failure
+    assert failed is not None
+    assert failed.verdict == CallFailed("RuntimeError", "no memory", "call 2 (decode)")
+    assert crashed is not None
+    assert isinstance(crashed.verdict, Crashed)
+    assert crashed.verdict.doing.endswith("of program, call 2 (decode)")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import signal
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from exportkit.errors import UsageError
+from exportkit.export.artifact import export_aoti
+from exportkit.export.models.resolve import resolve
 from exportkit.export.record.cases import eager_mode
 from exportkit.package import manifest as m
 from exportkit.reference_model import ReferenceModel
+from exportkit.runtime.loader import load
 from exportkit.verify.commands import LoadArtifact
+from exportkit.verify.layouts import LAYOUTS, laid_out
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
     CallFailed,
@@ -29,6 +34,9 @@ from exportkit.verify.outcomes import (
 from exportkit.verify.replay import blocked
 from exportkit.verify.replay_worker import EXPORTER, BlockedImports, Replay
 from exportkit.verify.verify import verify
+from tests.artifacts import artifact
+from tests.fixtures import stable_library
+from tests.verify.layout_models import Rotated
 from tests.verify.verify_artifacts import MISBEHAVING_SCHEMA, Affine, Misbehaving, right
 from tests.verify.verify_models import STATE
 
@@ -170,3 +178,83 @@ def test_the_replay_process_uses_tf32_only_where_the_cases_were_recorded_with_it
     finally:
         for backend, value in zip(backends, before):
             backend.allow_tf32 = value
+
+
+# --- inputs in every layout ------------------------------------------------------------------------------------------
+
+
+def test_a_package_that_sees_pairs_as_complex_numbers_passes_in_every_layout() -> None:
+    report = verify(artifact("rotated"), VerifyOptions(against="cases"))
+    assert [check.verdict.message for check in report.checks if check.failed] == []
+    assert [check.beside for check in report.checks] == [1, 1, 1, 1]  # calls in another layout
+
+
+def test_a_program_may_refuse_a_layout_which_eager_refuses_too() -> None:
+    report = verify(artifact("rotated-program"), VerifyOptions(against="cases"))
+    assert [check.verdict.message for check in report.checks if check.failed] == []
+    assert len(report.checks) == 4
+
+
+def test_eager_refuses_such_pairs_from_an_odd_element_on_and_the_package_copies() -> None:
+    x, angles = torch.randn(2, 5, 8), torch.randn(5, 4)
+    odd = laid_out(x, "from the second element")
+    with pytest.raises(RuntimeError, match="storage_offset divisible by 2"):
+        Rotated()(odd, angles)
+    with load(artifact("rotated")) as model:
+        for layout in LAYOUTS:
+            torch.testing.assert_close(model(laid_out(x, layout), angles), Rotated()(x, angles))
+
+
+# --- what ends eager's process says nothing about the artifact -------------------------------------------------------
+
+
+# A kernel that reads at any index that it is given would end the process at most of those that are out of range.
+SOURCE = """
+#include <csignal>
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+using torch::stable::Tensor;
+
+Tensor taken(const Tensor& rows, const Tensor& places) {
+  const Tensor x = torch::stable::contiguous(rows), index = torch::stable::contiguous(places);
+  Tensor out = torch::stable::new_empty(x, index.sizes());
+  for (int64_t i = 0; i < index.numel(); ++i) {
+    const int64_t place = index.const_data_ptr<int64_t>()[i];
+    if (place < 0 || place >= x.numel()) std::raise(SIGSEGV);
+    out.mutable_data_ptr<float>()[i] = x.const_data_ptr<float>()[place];
+  }
+  return out;
+}
+
+STABLE_TORCH_LIBRARY(exportkit_unchecked, m) { m.def("taken(Tensor x, Tensor index) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL(exportkit_unchecked, CPU, m) { m.impl("taken", TORCH_BOX(&taken)); }
+"""
+MODEL = """
+import torch
+from exportkit import ExportSpec
+
+@torch.library.register_fake("exportkit_unchecked::taken")
+def _(x, index):
+    return x.new_empty(index.shape)
+
+class Taken(torch.nn.Module):
+    def forward(self, x, index):
+        return torch.ops.exportkit_unchecked.taken(x, index)
+
+def spec():
+    return ExportSpec(Taken(), (torch.rand(9), torch.tensor([3, 1, 4])), dynamic_shapes={"index": {0: "n[1:9]"}})
+"""
+
+
+@pytest.mark.process
+def test_a_kernel_that_does_not_check_its_indices_is_compared_at_those_that_it_takes(tmp_path: Path) -> None:
+    library = stable_library.build(Path(__file__), SOURCE, name="unchecked")
+    (tmp_path / "taken.py").write_text(MODEL)
+    artifact, model = tmp_path / "taken.pt2", f"{tmp_path}/taken.py:spec"
+    export_aoti(resolve(model, op_libraries=[library]), artifact)
+    report = verify(artifact, VerifyOptions(eager=ReferenceModel(model=model, op_libraries=(library,))))
+    assert {check.label: check.verdict.message for check in report.checks if check.failed} == {}
+    assert [check for check in report.checks if check.against == "eager"]

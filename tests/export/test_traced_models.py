@@ -1,0 +1,241 @@
+"""Kinds of models: with distributions, loops, slices that end at values, and quantized weights."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, distributions, nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.torch_version import TorchVersion
+
+from exportkit.cli import main
+from exportkit.errors import ExportError
+from exportkit.export.artifact import export_aoti
+from exportkit.export.compile import inductor_changes
+from exportkit.export.compile.compile_failure import wrong_code
+from exportkit.export.compile.compile_plan import CompilePlan
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.torch_patches.operator_bodies import traced_bodies
+from exportkit.export.trace.missed_kernels import float_products
+from exportkit.runtime.loader import load
+from tests.export.function_models import exported, spec_of, traced
+from tests.runtime import tiny
+
+# --- distributions ---------------------------------------------------------------------------------------------------
+
+
+def policy(mean: Tensor, width: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
+    """A policy's densities: of a bounded action, of one of three, and of what several outcomes are worth."""
+    normal = distributions.Normal(mean, width.exp())
+    bounded = distributions.TransformedDistribution(normal, [distributions.TanhTransform(cache_size=1)])
+    chosen = distributions.Categorical(logits=logits)
+    mixture = distributions.MixtureSameFamily(chosen, distributions.Normal(logits, 1.0))
+    together = distributions.Independent(normal, 1)
+    other = distributions.Normal(torch.zeros_like(mean), 1.0)
+    return (
+        bounded.log_prob(mean.tanh() * 0.9),
+        chosen.log_prob(logits.argmax(-1)) + chosen.entropy(),
+        mixture.mean,
+        together.log_prob(mean + 1),
+        distributions.kl_divergence(normal, other),
+        distributions.Beta(width.exp(), 2.0).mean,
+        distributions.MultivariateNormal(mean, torch.eye(2)).log_prob(mean * 2),
+    )
+
+
+def test_densities_of_any_batch_are_torchs() -> None:
+    """torch reads the arguments of distributions to check them. `traced` compares with eager at other sizes."""
+    shapes = {"mean": {0: "batch[1:8]"}, "width": {0: "batch"}, "logits": {0: "batch"}}
+    assert traced(spec_of(policy, torch.randn(3, 2), torch.randn(3, 2), torch.randn(3, 4), shapes=shapes))
+
+
+def checked(mean: Tensor, width: Tensor) -> Tensor:
+    return distributions.Normal(mean, width, validate_args=True).log_prob(mean)
+
+
+def test_a_check_that_the_model_asks_for_is_named_or_kept() -> None:
+    inputs = torch.randn(3), torch.ones(3)
+    if TorchVersion(torch.__version__) < "2.15":
+        with pytest.raises(ExportError, match=r"branches on the value of a tensor at test_\w+.py:") as caught:
+            traced(spec_of(checked, *inputs))
+        assert caught.value.hint.startswith("Leave validate_args=True out")
+        return
+    (method,) = traced(spec_of(checked, *inputs)).methods
+    with pytest.raises(RuntimeError, match="to satisfy its distribution constraint"):
+        method.program.module()(inputs[0], -inputs[1])
+
+
+# --- loops; the gallery has more -------------------------------------------------------------------------------------
+
+
+class BodyOfAnotherDtype(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, v.double()), (torch.tensor(0), x.clone()))[1]
+
+
+class VmapInABody(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return scan(lambda c, v: (torch.vmap(torch.mul)(c, v), c.sin()), x.new_ones(3), x)[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (BodyOfAnotherDtype, "dtype: torch.float64 vs torch.float32"),
+        (VmapInABody, "torch.vmap is called within scan at test_traced_models.py"),
+    ],
+)
+def test_a_loop_is_refused_with_its_line(model: type[nn.Module], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"at test_traced_models\.py") as refused:
+        exported(spec_of(model(), torch.rand(4, 3)), tmp_path)
+    assert says in str(refused.value)
+
+
+# --- slices ----------------------------------------------------------------------------------------------------------
+
+
+def slices(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+    """One end, the other, both, a step, and a dimension that does not come first."""
+    end = n.item()
+    chosen = (x[:end], x[end:], x[1:end], x[end:3], x[:end:2], x[-end:], x[:, :end], x[None, :, end:])
+    return tuple(part.sum(0).sum() for part in chosen)
+
+
+@pytest.mark.process
+def test_a_slice_may_end_or_begin_at_a_value(tmp_path: Path) -> None:
+    def draw(sizes: dict[str, int], generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], dict]:
+        return (torch.rand(sizes["rows"], 3, generator=generator), torch.randint(-6, 7, (), generator=generator)), {}
+
+    spec = spec_of(slices, torch.rand(4, 3), torch.tensor(2), shapes={"x": {0: "rows[3:9]"}}, draw_inputs=draw)
+    export_aoti(spec, tmp_path / "slices.pt2", TraceOptions(cases=1, edge_cases=False))
+    with load(tmp_path / "slices.pt2", device="cpu") as model:
+        for rows in (3, 4, 9):
+            x = torch.rand(rows, 3)
+            for n in range(-10, 11):
+                torch.testing.assert_close(model(x, torch.tensor(n)), slices(x, torch.tensor(n)))
+
+
+class Slice(nn.Module):
+    """The beginning of a tensor."""
+
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        return x[: n.item()].sum(0)
+
+
+@pytest.mark.process
+def test_code_that_does_not_compile_names_the_operator_and_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inductor_changes, "_slices_with_two_ends", contextlib.nullcontext)
+    spec = spec_of(Slice(), torch.rand(4, 3), torch.tensor(2))
+    with pytest.raises(ExportError) as caught:
+        export_aoti(spec, tmp_path / "slice.pt2", TraceOptions(cases=1, edge_cases=False))
+    assert re.fullmatch(
+        r"AOTInductor could not compile the program at aten\.slice\.Tensor, test_traced_models\.py:\d+ in forward: "
+        r"`return x\[: n\.item\(\)\]\.sum\(0\)`: torch \S+ wrote C\+\+ code that does not compile: .None. was not "
+        r"declared in this scope\n    int64_t \w+_st_index = .*;",
+        caught.value.message,
+    )
+    assert "--repair" in (caught.value.hint or "")
+
+
+def test_what_the_compiler_lacks_is_not_taken_for_wrong_code(tmp_path: Path) -> None:
+    source = tmp_path / "model.wrapper.cpp"
+    source.write_text("#include <missing.h>\n")
+    assert wrong_code("model.wrapper.cpp:1:10: fatal error: missing.h: No such file or directory", {}, tmp_path) is None
+    assert wrong_code("/usr/bin/ld: cannot find -ltorch", {}, tmp_path) is None
+
+
+# --- quantized weights -----------------------------------------------------------------------------------------------
+
+
+_LIBRARY = torch.library.Library("exportkit_test_written_out", "DEF")
+_LIBRARY.define("scale(Tensor x, float by) -> Tensor")
+_LIBRARY.impl("scale", lambda x, by: (x * by).round(), "CompositeImplicitAutograd")
+
+
+class Quantized(nn.Module):
+    """A product of int8 weights, as numbers or as integers."""
+
+    def __init__(self, *, integers: bool) -> None:
+        super().__init__()
+        self.integers = integers
+        self.weight = nn.Buffer(torch.randint(-9, 9, (8, 16), dtype=torch.int8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = torch.ops.exportkit_test_written_out.scale(x, 20.0)
+        if self.integers:
+            return torch._int_mm(steps.to(torch.int8), self.weight.T).float()
+        return (steps @ (self.weight.to(x.dtype) * 0.5).T).relu()
+
+
+def program_of(model: nn.Module) -> torch.export.ExportedProgram:
+    with traced_bodies():
+        return torch.export.export(model.eval(), (torch.rand(32, 16),), strict=False)
+
+
+def test_a_product_of_quantized_weights_without_a_kernel_is_said_at_export(tmp_path) -> None:
+    said: list[str] = []
+    spec = spec_of(Quantized(integers=False), torch.rand(4, 16), shapes={"x": {0: "batch[1:8]"}})
+    assert exported(spec, tmp_path, said).operators == ()
+    assert [line for line in said if "int8 weights are multiplied as float32 at test_traced_models.py" in line]
+
+
+class Scaled(nn.Module):
+    """A product of int8 weights, with the scales before or behind it."""
+
+    def __init__(self, dtype: torch.dtype, *, behind: bool) -> None:
+        super().__init__()
+        self.behind = behind
+        self.weight = nn.Buffer(torch.randint(-9, 9, (8, 16), dtype=torch.int8))
+        self.scales = nn.Buffer(torch.rand(8, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.behind:
+            return nn.functional.linear(x.to(self.scales), self.weight.to(self.scales)) * self.scales
+        return nn.functional.linear(x.to(self.scales), self.weight.to(self.scales) * self.scales[:, None])
+
+
+def test_a_product_that_inductor_computes_with_integers_is_not_said_to_miss_them() -> None:
+    assert float_products(program_of(Scaled(torch.bfloat16, behind=True))) == []
+    assert len(float_products(program_of(Scaled(torch.bfloat16, behind=False)))) == 1
+    assert len(float_products(program_of(Scaled(torch.float32, behind=True)))) == 1
+
+
+def test_what_was_missed_travels_with_the_code_and_is_shown(tmp_path, tiny_files, capsys) -> None:
+    (record,) = [name for name in tiny_files if name.endswith("wrapper_metadata.json")]
+    plan = CompilePlan(torch.device("cpu"), (None,))
+    notes = plan.remembered(["int8 weights are multiplied as float32"])["aot_inductor.metadata"]
+    changed = tmp_path / "metadata.json"
+    changed.write_text(json.dumps(json.loads(tiny_files[record].read_text()) | notes))
+    package = tiny.write(tmp_path / "missed.pt2", {**tiny_files, record: changed})
+    assert main(["inspect", str(package)]) == 0
+    assert "no fast kernel: int8 weights are multiplied as float32" in capsys.readouterr().out
+    assert main(["inspect", str(package), "--json"]) == 0
+    (lines,) = json.loads(capsys.readouterr().out)["missed_kernels"].values()
+    assert lines == ["int8 weights are multiplied as float32"]
+
+
+@pytest.mark.parametrize("name", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"])
+def test_models_quantized_with_torchao_agree(tmp_path, name: str) -> None:
+    torchao = pytest.importorskip("torchao.quantization")
+    model = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 8)).bfloat16().eval()
+    torchao.quantize_(model, getattr(torchao, name)())
+    example = torch.randn(4, 32, dtype=torch.bfloat16)
+    said: list[str] = []
+    exported(spec_of(model, example, shapes={"input": {0: "batch[1:8]"}}), tmp_path, said)
+    assert not [line for line in said if "no fast kernel" in line]
+
+
+def test_only_products_of_quantized_weights_as_floating_numbers_are_found() -> None:
+    (line,) = float_products(program_of(Quantized(integers=False)))
+    assert "return (steps @ (self.weight.to(x.dtype) * 0.5).T).relu()" in line
+    assert "torch has a kernel for int8 weights with bfloat16 inputs" in line
+    assert float_products(program_of(Quantized(integers=True))) == []
+    assert float_products(program_of(nn.Linear(16, 3))) == []
