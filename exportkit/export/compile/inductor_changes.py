@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import sympy
 import torch
-from torch._inductor import config, ir, lowering
+from torch._inductor import config, lowering
 from torch._inductor.codegen.common import DeferredLine
 from torch._inductor.codegen.cpp import CppKernel, CppVecKernel
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, cexpr_index
-from torch._inductor.index_propagation import IndexPropagation, IndexPropVar, TypedExpr
+from torch._inductor.index_propagation import IndexPropagation, TypedExpr
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from torch.utils._sympy.numbers import int_oo
@@ -27,7 +27,7 @@ from exportkit.export.compile.reduction_tiling import reduction_tiling
 from exportkit.export.compile.values_before_writes import values_before_writes
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.torch_patches.opaque import without_opaque
-from exportkit.export.torch_patches.patched import all_patched, patched
+from exportkit.export.torch_patches.patched import Function, all_patched, patched
 from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.progress import note, notes
 
@@ -66,22 +66,20 @@ def changed_inductor() -> Iterator[None]:
         yield
 
 
-def taken_apart(operator: object, into: Callable[..., Any]) -> AbstractContextManager[None]:
+def taken_apart(operator: object, into: Function) -> AbstractContextManager[None]:
     """Lets a function take an operator apart while the block runs; where it returns NotImplemented, it stays whole."""
-    return patched("compile_fx.select_decomp_table", lambda select: lambda: {**select(), operator: into})
+    return patched("compile_fx.select_decomp_table", lambda select: {**select(), operator: into})
 
 
-def _noting(run: Callable[..., Any]) -> Callable[..., Any]:
+_place = functools.lru_cache(maxsize=1000)(where_listed)
+
+
+def _noting(run: Function, interpreter: torch.fx.Interpreter, node: torch.fx.Node) -> Any:
     """Notes each node of a graph before torch runs, folds or lowers it."""
-    place = functools.lru_cache(maxsize=1000)(where_listed)
-
-    def noted(interpreter: torch.fx.Interpreter, node: torch.fx.Node) -> Any:
-        if node.op == "call_function":
-            where = place(node.meta.get("stack_trace") or "")
-            note("", f"{node.target}{' of ' + where if where else ''}")
-        return run(interpreter, node)
-
-    return noted
+    if node.op == "call_function":
+        where = _place(node.meta.get("stack_trace") or "")
+        note("", f"{node.target}{' of ' + where if where else ''}")
+    return run(interpreter, node)
 
 
 def _whole_rows() -> AbstractContextManager[None]:
@@ -91,20 +89,17 @@ def _whole_rows() -> AbstractContextManager[None]:
     then takes rows that lie one after the other for rows with gaps, and copies the input of a matrix product.
     """
 
-    def with_sums(join: Callable[[sympy.Expr], sympy.Expr]) -> Callable[[sympy.Expr], sympy.Expr]:
-        def joined(index: sympy.Expr) -> sympy.Expr:
-            index = join(index)
-            for rest in sorted(index.atoms(ModularIndexing), key=sympy.default_sort_key):
-                base, divisor, size = rest.args
-                quotient, scale = FloorDiv(base, divisor * size), index.coeff(rest)
-                if size.is_Add and scale != 0 and sympy.expand(index.coeff(quotient) - scale * size) == 0:
-                    others = sympy.expand(index - scale * (rest + size * quotient))
-                    return joined(others + scale * FloorDiv(base, divisor))
-            return index
+    def joined(join: Function, index: sympy.Expr) -> sympy.Expr:
+        index = join(index)
+        for rest in sorted(index.atoms(ModularIndexing), key=sympy.default_sort_key):
+            base, divisor, size = rest.args
+            quotient, scale = FloorDiv(base, divisor * size), index.coeff(rest)
+            if size.is_Add and scale != 0 and sympy.expand(index.coeff(quotient) - scale * size) == 0:
+                others = sympy.expand(index - scale * (rest + size * quotient))
+                return joined(join, others + scale * FloorDiv(base, divisor))
+        return index
 
-        return joined
-
-    return patched("sizevars.join_dimensions", with_sums)
+    return patched("sizevars.join_dimensions", joined)
 
 
 def _padding_by_hints() -> AbstractContextManager[None]:
@@ -113,8 +108,8 @@ def _padding_by_hints() -> AbstractContextManager[None]:
     torch 2.11 asks `K > M` of a product in bfloat16, and takes the answer for the example for granted at all sizes.
     """
 
-    def by_hints(bound: Callable[..., bool]) -> Callable[..., bool]:
-        return lambda *sizes: bound(*(size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes))
+    def by_hints(bound: Function, *sizes: Any) -> Any:
+        return bound(*(size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes))
 
     return patched("pad_mm.is_mm_compute_bound", by_hints)
 
@@ -127,11 +122,8 @@ def _divided_loops() -> AbstractContextManager[None]:
     on every machine. With one number for all machines, all write the same code.
     """
 
-    def for_our_threads(decide: Callable[..., Any]) -> Callable[..., Any]:
-        def decided(kernel: CppKernel, deepest: Any, threads: int) -> Any:
-            return decide(kernel, deepest, threads if config.cpp.threads > 0 else _LOOP_THREADS)
-
-        return decided
+    def for_our_threads(decide: Function, kernel: CppKernel, deepest: Any, threads: int) -> Any:
+        return decide(kernel, deepest, threads if config.cpp.threads > 0 else _LOOP_THREADS)
 
     return patched("CppKernel.decide_parallel_depth", for_our_threads)
 
@@ -142,7 +134,7 @@ def _never_one_thread() -> AbstractContextManager[None]:
     For one thread, Inductor lets each thread of a parallel region do what one of them should. With more threads where
     it runs, such code counts `count += 1` several times.
     """
-    return patched("torch.get_num_threads", lambda count: lambda: max(count(), 2))
+    return patched("torch.get_num_threads", lambda count: max(count(), 2))
 
 
 class _ThreadsAtRunTime(int):
@@ -157,7 +149,7 @@ def _room_for_every_thread() -> AbstractContextManager[None]:
 
     Inductor writes the number of threads of the machine that compiles. With more, a package would write beyond it.
     """
-    return patched("cpp_flex_attention_template.parallel_num_threads", lambda count: lambda: _ThreadsAtRunTime(count()))
+    return patched("cpp_flex_attention_template.parallel_num_threads", lambda count: _ThreadsAtRunTime(count()))
 
 
 _EIGHT_KEYS = "N % Vectorized::size() == 0 && 24"
@@ -182,22 +174,21 @@ def _sums_at_one_place() -> AbstractContextManager[None]:
     Inductor adds a vector to as many elements as it has, and fails in an assertion where its index is one number.
     """
 
-    def with_numbers(store: Callable[..., None]) -> Callable[..., None]:
-        def stored(kernel: CppVecKernel, name: str, index: sympy.Expr, value: Any, mode: Any = None) -> None:
-            place = kernel.rename_indexing(index)
-            varying = kernel.itervars[kernel.tiling_idx]
-            if mode != "atomic_add" or kernel._try_get_const_stride(place, varying) != 0:
-                store(kernel, name, index, value, mode)
-                return
-            target, count = kernel.args.output(name), cexpr_index(kernel.num_elems)
-            kept = f"std::array<{DTYPE_TO_CPP[V.graph.get_dtype(name)]}, {kernel.tiling_factor}> each; "
-            given = value if value.is_vec else kernel.broadcast(value)
-            added = f"for (long i = 0; i < {count}; ++i) atomic_add(&{target}[{cexpr_index(place)}], each[i]);"
-            kernel.stores.writeline(DeferredLine(name, f"{{ {kept}{given}.store(each.data(), {count}); {added} }}"))
+    def stored(
+        store: Function, kernel: CppVecKernel, name: str, index: sympy.Expr, value: Any, mode: Any = None
+    ) -> None:
+        place = kernel.rename_indexing(index)
+        varying = kernel.itervars[kernel.tiling_idx]
+        if mode != "atomic_add" or kernel._try_get_const_stride(place, varying) != 0:
+            store(kernel, name, index, value, mode)
+            return
+        target, count = kernel.args.output(name), cexpr_index(kernel.num_elems)
+        kept = f"std::array<{DTYPE_TO_CPP[V.graph.get_dtype(name)]}, {kernel.tiling_factor}> each; "
+        given = value if value.is_vec else kernel.broadcast(value)
+        added = f"for (long i = 0; i < {count}; ++i) atomic_add(&{target}[{cexpr_index(place)}], each[i]);"
+        kernel.stores.writeline(DeferredLine(name, f"{{ {kept}{given}.store(each.data(), {count}); {added} }}"))
 
-        return stored
-
-    return patched("CppVecKernel.store", with_numbers)
+    return patched("CppVecKernel.store", stored)
 
 
 def _positions_that_wrap() -> AbstractContextManager[None]:
@@ -206,13 +197,10 @@ def _positions_that_wrap() -> AbstractContextManager[None]:
     Inductor computes with positions as with numbers that have no limits, whatever their dtype.
     """
 
-    def within_dtype(propagate: Callable[..., IndexPropVar]) -> Callable[..., IndexPropVar]:
-        def propagated(handler: IndexPropagation, name: str, args: Any, kwargs: Any) -> IndexPropVar:
-            found = propagate(handler, name, args, kwargs)
-            kept = not found.is_symbolic or _holds_all(found.value, dict(handler.var_to_range))
-            return found if kept else handler.fallback(name, args, kwargs)  # type: ignore[return-value]  # of one name, it is one result
-
-        return propagated
+    def within_dtype(propagate: Function, handler: IndexPropagation, name: str, args: Any, kwargs: Any) -> Any:
+        found = propagate(handler, name, args, kwargs)
+        kept = not found.is_symbolic or _holds_all(found.value, dict(handler.var_to_range))
+        return found if kept else handler.fallback(name, args, kwargs)
 
     return patched("IndexPropagation.propagate_sympy", within_dtype)
 
@@ -237,12 +225,9 @@ def _slices_with_two_ends() -> AbstractContextManager[None]:
     `x[n.item() :]` as 2 ** 63, which is negative in C++, so that the slice is empty.
     """
 
-    def with_both(make: Callable[..., None]) -> Callable[..., None]:
-        def made(slice_: ir.DynamicSliceSize, symbol: Any, start: Any, end: Any, step: Any, size: Any) -> None:
-            open_ended = end is None or (isinstance(end, int | sympy.Integer) and end >= sys.maxsize)
-            make(slice_, symbol, 0 if start is None else start, size if open_ended else end, step, size)
-
-        return made
+    def with_both(make: Function, slice_: Any, symbol: Any, start: Any, end: Any, step: Any, size: Any) -> None:
+        open_ended = end is None or (isinstance(end, int | sympy.Integer) and end >= sys.maxsize)
+        make(slice_, symbol, 0 if start is None else start, size if open_ended else end, step, size)
 
     return patched("DynamicSliceSize.__init__", with_both)
 
@@ -252,7 +237,7 @@ def operators_as_called() -> AbstractContextManager[None]:
 
     torch 2.13 calls those, with a function of C that only its own operators have, and does not compile.
     """
-    return patched("_out_variant.to_out_variant", lambda _: lambda operator: None)
+    return patched("_out_variant.to_out_variant", lambda _, operator: None)
 
 
 def opaque_operators_stay_whole() -> AbstractContextManager[None]:
@@ -261,7 +246,7 @@ def opaque_operators_stay_whole() -> AbstractContextManager[None]:
     torch has them in both tables if their library was loaded before Inductor. 2.11 looks into the second, too.
     """
     return all_patched(
-        ("compile_fx.select_decomp_table", lambda select: lambda: without_opaque(select())),
+        ("compile_fx.select_decomp_table", lambda select: without_opaque(select())),
         ("lowering.decompositions", without_opaque),
     )
 
@@ -272,7 +257,7 @@ def _kernels_of_libraries() -> Iterator[None]:
 
     That calls functions of the library, and a loader opens libraries so that nothing else finds their functions.
     """
-    taught: dict[Any, Callable[..., Any]] = {
+    taught: dict[Any, Function] = {
         operator: write
         for operator, write in lowering.lowerings.items()
         if isinstance(operator, torch._ops.OpOverload)
@@ -298,9 +283,7 @@ def _no_wait_for_others() -> AbstractContextManager[None]:
     ten minutes, though each has a folder of its own.
     """
 
-    def others_only(lock: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda path, *args, **kwargs: (
-            nullcontext() if Path(path).name == MODEL_LOCK else lock(path, *args, **kwargs)
-        )
+    def others_only(lock: Function, path: Any, *args: Any, **kwargs: Any) -> Any:
+        return nullcontext() if Path(path).name == MODEL_LOCK else lock(path, *args, **kwargs)
 
     return patched("_filelock.FileLock", others_only)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from torch._inductor import config, cpp_builder
 
 from exportkit.export.compile.device_header import write_header_without_regex
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, patched
 
 _INCLUDE = "include"
 """The folder beside a source whose headers are read in place of torch's."""
@@ -32,18 +32,15 @@ def compiling_model_sources(*, keep: bool = True) -> Iterator[None]:
     with ThreadPoolExecutor(max_workers=2) as pool:
         sources: list[Future[None]] = []
 
-        def in_the_background(build: Callable[[Any], None]) -> Callable[[Any], None]:
-            def start(builder: Any) -> None:
-                target = builder.get_target_file_path()
-                if target.endswith((".wrapper.o", ".kernel.o")):
-                    write_header_without_regex(Path(target).with_name(_INCLUDE))
-                    sources.append(pool.submit(_compile, builder.get_command_line(), ccache))
-                    return
-                if target.endswith(".so"):
-                    wait()
-                build(builder)
-
-            return start
+        def in_the_background(build: Function, builder: Any) -> None:
+            target = builder.get_target_file_path()
+            if target.endswith((".wrapper.o", ".kernel.o")):
+                write_header_without_regex(Path(target).with_name(_INCLUDE))
+                sources.append(pool.submit(_compile, builder.get_command_line(), ccache))
+                return
+            if target.endswith(".so"):
+                wait()
+            build(builder)
 
         def wait() -> None:
             while sources:

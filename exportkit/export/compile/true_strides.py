@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, patched
 
 _Order: TypeAlias = tuple[int, ...]  # the dimensions as they lie in memory, the one with the greatest stride first
 _Call: TypeAlias = tuple[Any, ...]  # an operator, and its arguments that are no tensors
@@ -37,17 +37,14 @@ def true_strides(program: torch.export.ExportedProgram) -> Iterator[None]:
         yield
         return
 
-    def corrected(dispatch: Callable[..., Any]) -> Callable[..., Any]:
-        def dispatched(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            result = dispatch(mode, func, types, args, kwargs)
-            found = orders.get(_call(func, args, kwargs)) if _falls_back(func) else None
-            if found is None:
-                return result
-            with mode:
-                laid_out = [_laid_out(each, order) for each, order in zip(_results(result), found)]
-            return laid_out[0] if isinstance(result, torch.Tensor) else type(result)(laid_out)
-
-        return dispatched
+    def corrected(dispatch: Function, mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        result = dispatch(mode, func, types, args, kwargs)
+        found = orders.get(_call(func, args, kwargs)) if _falls_back(func) else None
+        if found is None:
+            return result
+        with mode:
+            laid_out = [_laid_out(each, order) for each, order in zip(_results(result), found)]
+        return laid_out[0] if isinstance(result, torch.Tensor) else type(result)(laid_out)
 
     with patched("FakeTensorMode.dispatch", corrected):
         yield

@@ -6,31 +6,23 @@ copies: of `new, old = f(new), new`, the tensor `old` would then get what `new` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
 
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, patched
 
 _aten = torch.ops.aten
 
 
 def values_before_writes() -> AbstractContextManager[None]:
     """Makes the change while the block runs."""
-
-    def then_kept(remove: Callable[[torch.fx.Graph], None]) -> Callable[[torch.fx.Graph], None]:
-        def removed(graph: torch.fx.Graph) -> None:
-            remove(graph)
-            _keep_values(graph)
-
-        return removed
-
-    return patched("post_grad.remove_noop_ops", then_kept)
+    return patched("post_grad.remove_noop_ops", _then_kept)
 
 
-def _keep_values(graph: torch.fx.Graph) -> None:
+def _then_kept(remove: Function, graph: torch.fx.Graph) -> None:
     """Copies, before all writes, each tensor that is written into another one after it was written itself."""
+    remove(graph)
     writes = graph.find_nodes(op="call_function", target=_aten.copy_.default)
     written: set[torch.fx.Node] = set()
     for write in writes:

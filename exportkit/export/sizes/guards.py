@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from exportkit.export.models.source_lines import asked_by_user, user_frame, where
 from exportkit.export.sizes.declared import Declared
 from exportkit.export.sizes.tried_sizes import holds_at
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, all_patched
 
 SOURCE = re.compile(r"L\[['\"](?P<name>\w+)['\"]\](?P<path>.*?)\.size\(\)\[(?P<dim>\d+)\]")
 
@@ -206,32 +206,24 @@ def guard_log(declared: Declared, *, assumed: Collection[sympy.Basic] | None = (
     """
     log = GuardLog(declared, assumed)
 
-    def recording(log_guard: Callable[..., None]) -> Callable[..., None]:
-        def record(env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
-            stack = traceback.extract_stack()
-            log.entries.append(Condition(env, guard, user_frame(stack), not asked_by_user(stack)))
-            log_guard(env, prefix, guard, *rest, **named)
+    def record(log_guard: Function, env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
+        stack = traceback.extract_stack()
+        log.entries.append(Condition(env, guard, user_frame(stack), not asked_by_user(stack)))
+        log_guard(env, prefix, guard, *rest, **named)
 
-        return record
+    def without_true(
+        produce: Function, env: ShapeEnv, *args: Any, guards: Sequence[Any] | None = None, **named: Any
+    ) -> Any:
+        return produce(env, *args, guards=log.refuting(env, env.guards if guards is None else guards), **named)
 
-    def producing(produce: Callable[..., Any]) -> Callable[..., Any]:
-        def without_true(env: ShapeEnv, *args: Any, guards: Sequence[Any] | None = None, **named: Any) -> Any:
-            kept = log.refuting(env, env.guards if guards is None else guards)
-            return produce(env, *args, guards=kept, **named)
+    def from_true(conclude: Function, env: ShapeEnv, guard: object) -> None:
+        if log.hypothesis(guard, env) is None:
+            conclude(env, guard)
 
-        return without_true
-
-    def concluding(conclude: Callable[..., None]) -> Callable[..., None]:
-        def from_true(env: ShapeEnv, guard: object) -> None:
-            if log.hypothesis(guard, env) is None:
-                conclude(env, guard)
-
-        return from_true
-
-    with (
-        patched("ShapeEnv._log_guard", recording),
-        patched("ShapeEnv.produce_guards", producing),
-        patched("ShapeEnv._maybe_guard_rel", concluding),
+    with all_patched(
+        ("ShapeEnv._log_guard", record),
+        ("ShapeEnv.produce_guards", without_true),
+        ("ShapeEnv._maybe_guard_rel", from_true),
     ):
         yield log
 

@@ -6,11 +6,9 @@ they find one box or none, and compiled code would refuse that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch._library.fake_impl import FakeImplCtx
 
 from exportkit.export.torch_patches.patched import patched
@@ -25,9 +23,5 @@ def from_zero() -> AbstractContextManager[None]:
     return patched("FakeImplCtx.create_unbacked_symint", _of_any_size)
 
 
-def _of_any_size(_: Callable[..., torch.SymInt]) -> Callable[..., torch.SymInt]:
-    def create_unbacked_symint(context: FakeImplCtx, *, min: int = 0, max: int | None = None) -> torch.SymInt:
-        size: Any = context.new_dynamic_size(min=min, max=max)
-        return size
-
-    return create_unbacked_symint
+def _of_any_size(_: object, context: FakeImplCtx, *, min: int = 0, max: int | None = None) -> Any:
+    return context.new_dynamic_size(min=min, max=max)

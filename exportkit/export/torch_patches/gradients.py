@@ -10,7 +10,7 @@ from weakref import WeakSet
 import torch
 from torch.utils._pytree import tree_map_only
 
-from exportkit.export.torch_patches.patched import all_patched, patched
+from exportkit.export.torch_patches.patched import Function, all_patched, patched
 
 T = TypeVar("T")
 
@@ -131,28 +131,21 @@ def _refused_gradients() -> Iterator[list[_AsksForGradientsError]]:
     """Refuses gradients, and yields the refusals: the model may catch them."""
     refusals: list[_AsksForGradientsError] = []
 
-    def refusing(_: Any) -> Callable[..., Any]:
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            refusals.append(_AsksForGradientsError())
-            raise refusals[-1]
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        refusals.append(_AsksForGradientsError())
+        raise refusals[-1]
 
-        return refuse
-
-    with all_patched(*((entrance, refusing) for entrance in _ENTRANCES)):
+    with all_patched(*((entrance, refuse) for entrance in _ENTRANCES)):
         yield refusals
 
 
-def _below_autograd(make_fx: Callable[..., Any]) -> Callable[..., Any]:
+def _below_autograd(make_fx: Function, *args: Any, **named: Any) -> Any:
     # Of forward-mode differentiation. torch's own kernels of these two do not take sizes that vary.
     table = {
         torch.ops.aten._new_zeros_with_same_feature_meta.default: _zeros_like_other,
         torch.ops.aten._efficientzerotensor.default: torch.ops.aten.zeros.default,
     }
-
-    def below(*args: Any, **named: Any) -> Any:
-        return make_fx(*args, **{**named, "pre_dispatch": False, "decomposition_table": table})
-
-    return below
+    return make_fx(*args, **{**named, "pre_dispatch": False, "decomposition_table": table})
 
 
 def _zeros_like_other(tensor: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator as python
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_slot, has_proxy_slot
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.export.torch_patches.needed_nodes import needed_for, writes
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, patched
 from exportkit.export.torch_patches.size_arithmetic import SYMBOLS, SizeArithmetic, UnknownValueError
 
 _ITEM = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
@@ -58,18 +58,14 @@ class _KnownValues:
         self._tracing = False
         self._names: WeakKeyDictionary[Any, dict[Node, str]] = WeakKeyDictionary()
 
-    def read(self, decomposed: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns torch's function that may trace something else for an operator: a value, where that is known."""
-
-        def decompose(mode: Any, operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not self._tracing and (operator in _INSIDE or not _READS.isdisjoint(operator.tags)):
-                try:
-                    return self._known(mode, operator, args, kwargs)
-                except UnknownValueError:
-                    pass
-            return decomposed(mode, operator, args, kwargs)
-
-        return decompose
+    def read(self, decomposed: Function, mode: Any, operator: OpOverload, args: Any, kwargs: Any) -> Any:
+        """Traces a value in place of an operator, where that is known; else what torch traces."""
+        if not self._tracing and (operator in _INSIDE or not _READS.isdisjoint(operator.tags)):
+            try:
+                return self._known(mode, operator, args, kwargs)
+            except UnknownValueError:
+                pass
+        return decomposed(mode, operator, args, kwargs)
 
     def _known(self, mode: Any, operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns what an operator reads, or its answer with the sizes that are known. Raises UnknownValueError."""

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.export.torch_patches.operator_bodies import in_python
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, patched
 from exportkit.libraries import TORCH_NAMESPACES
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -155,10 +155,8 @@ def opaque_operators() -> Iterator[None]:
             operator._dispatch_cache.clear()
 
 
-def _unless_kept(decompose: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda operator, *args, **kwargs: (
-        NotImplemented if operator in kept else decompose(operator, *args, **kwargs)
-    )
+def _unless_kept(decompose: Function, operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    return NotImplemented if operator in kept else decompose(operator, *args, **kwargs)
 
 
 def without_opaque(table: Mapping[Any, Any]) -> dict[Any, Any]:

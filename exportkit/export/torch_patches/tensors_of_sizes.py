@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_any
 
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, patched
 from exportkit.export.torch_patches.size_arithmetic import SYMBOLS
 
 
@@ -55,13 +55,10 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _keeping_sizes(override: Callable[..., Any]) -> Callable[..., Any]:
-    def kept(handler: object, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if func in _INSTEAD and tree_any(lambda leaf: isinstance(leaf, SYMBOLS), (args, kwargs)):
-            func = _INSTEAD[func]
-        return override(handler, func, args, kwargs)
-
-    return kept
+def _keeping_sizes(override: Function, handler: object, func: Any, args: Any, kwargs: Any) -> Any:
+    if func in _INSTEAD and tree_any(lambda leaf: isinstance(leaf, SYMBOLS), (args, kwargs)):
+        func = _INSTEAD[func]
+    return override(handler, func, args, kwargs)
 
 
 def _new_tensor(like: torch.Tensor, data: Any, **named: Any) -> torch.Tensor:

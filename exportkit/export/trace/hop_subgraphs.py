@@ -144,7 +144,7 @@ def _checks_without_order() -> Iterator[None]:
     before = effects._get_effect(_CHECK)
     effects._register_effectful_op(_CHECK, None)
     try:
-        with patched("utils.is_impure", lambda ask: lambda op, **how: op is _CHECK or ask(op, **how)):
+        with patched("utils.is_impure", lambda ask, op, **how: op is _CHECK or ask(op, **how)):
             yield
     finally:
         effects._register_effectful_op(_CHECK, before)
