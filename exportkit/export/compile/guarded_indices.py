@@ -14,6 +14,7 @@ import torch
 from torch._inductor import ir
 from torch._inductor.virtualized import ops
 
+from exportkit.export.torch_patches.dispatch import by_name
 from exportkit.export.torch_patches.patched import Function, all_patched
 
 _ALONG = frozenset({"gather", "index_select", "index_add", "index_copy", "index_reduce", "scatter", "scatter_add"}) | {
@@ -42,7 +43,7 @@ def _with_guards(create: Function, cls: type, kernel: Any, *args: Any, **kwargs:
     if not isinstance(kernel, torch._ops.OpOverload) or kernel.namespace != "aten":
         return create(cls, kernel, *args, **kwargs)
     names = [argument.name for argument in kernel._schema.arguments]
-    given = {**dict(zip(names, args)), **kwargs}
+    given = by_name(kernel, args, kwargs)
     changed = {name: _guard(value, *bounds) for name, value, bounds in _bounds(kernel, given)}
     if indices := given.get("indices") if _plain_name(kernel) in _BY_LIST else None:
         changed["indices"] = _guard_list(given["self"], indices)

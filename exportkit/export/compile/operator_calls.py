@@ -15,6 +15,7 @@ import sympy
 import torch
 from torch._inductor.virtualized import V
 
+from exportkit.export.torch_patches.dispatch import by_name
 from exportkit.export.torch_patches.patched import Function, all_patched
 from exportkit.export.trace.operator_arguments import is_default_list, needs_dispatcher
 from exportkit.schema_text import innermost
@@ -43,7 +44,7 @@ def _listed(serialize: Function, serializer: Any, target: Any, args: Any, kwargs
     if not isinstance(target, torch._ops.OpOverload):
         return serialize(serializer, target, args, kwargs)
     arguments = target._schema.arguments
-    given = {each.name: value for each, value in zip(arguments, args)} | (kwargs or {})
+    given = by_name(target, args, kwargs or {})
     for each in arguments:
         if each.name not in given and each.kwarg_only and _has_integers(each.default_value):
             given[each.name] = each.default_value

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from exportkit.export.torch_patches.needed_nodes import viewed
 from exportkit.export.torch_patches.patched import Function, patched
 
 _aten = torch.ops.aten
@@ -27,16 +28,9 @@ def _then_kept(remove: Function, graph: torch.fx.Graph) -> None:
     written: set[torch.fx.Node] = set()
     for write in writes:
         to, value = write.args[:2]
-        if isinstance(value, torch.fx.Node) and _viewed(value) in written:
+        if isinstance(value, torch.fx.Node) and viewed(value) in written:
             with graph.inserting_before(writes[0]):
                 kept = graph.call_function(_aten.clone.default, (value,))
             kept.meta = dict(value.meta)
             write.update_arg(1, kept)
-        written.add(_viewed(to))
-
-
-def _viewed(node: torch.fx.Node) -> torch.fx.Node:
-    """Returns the tensor that a node is a view of, or the node."""
-    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
-        (node, *_) = node.all_input_nodes
-    return node
+        written.add(viewed(to))

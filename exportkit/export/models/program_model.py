@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.export.graph_signature import InputKind, TensorArgument
 
 from exportkit.package.manifest import Manifest, PackagedMethod, Size, StateTensor
 from exportkit.spec import FORWARD, ExportSpec, Method
@@ -19,6 +20,12 @@ STATE = "exportkit_state"
 def graphs_of(module: torch.nn.Module) -> list[torch.fx.GraphModule]:
     """Returns the graph of a program and those within it: of loops, branches, and other higher-order operators."""
     return [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
+
+
+def taken(program: torch.export.ExportedProgram) -> list[str]:
+    """Returns the names of the tensors that a program takes from its caller, in order; the state comes last."""
+    specs = program.graph_signature.input_specs
+    return [s.arg.name for s in specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
 
 
 def program_spec(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 import traceback
 from collections.abc import Iterable, Iterator
@@ -20,9 +19,6 @@ from exportkit.installed import installed_models
 _EXPORTERS = tuple(str(Path(__file__).parents[2] / part) for part in ("export", "onnx"))
 _EXPORTKIT = str(Path(__file__).parents[2])
 _TORCH = str(Path(torch.__file__).parent)
-_SYMBOLIC = f"{_TORCH}/fx/experimental/"
-_SYMBOLS = torch.__file__  # it defines what Python's `if` and `int` ask of a size
-_MODULES = f"{_TORCH}/nn/"
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _PYTHON = "/lib/python3."
 _TRACED = re.compile(r'File "(.*?)", line (\d+), in (\w+)\n\s*(.*)')
@@ -44,19 +40,6 @@ def _frames_of_model(stack: Iterable[traceback.FrameSummary]) -> list[traceback.
     users = next((i for i, f in enumerate(inside) if not any(p in f.filename for p in (*_PACKAGES, _PYTHON))), None)
     packages = [frame for frame in inside[:users] if any(part in frame.filename for part in _PACKAGES)]
     return [*([] if users is None else [inside[users]]), *packages[:1]]
-
-
-def asked_by_user(stack: Iterable[traceback.FrameSummary]) -> bool:
-    """Returns whether Python code of the user, or of torch.nn, asked for the truth or the value of a symbolic size.
-
-    Otherwise an operator did: from C++, or from torch's own code in Python.
-    """
-    asked = [frame.filename for frame in reversed(list(stack)) if not frame.filename.startswith(_SYMBOLIC)]
-    asked = list(itertools.dropwhile(lambda name: name.startswith(_EXPORTERS), asked))
-    if not asked or asked[0] != _SYMBOLS:
-        return False
-    asker = next((name for name in asked if name != _SYMBOLS), "")
-    return not asker.startswith(_TORCH) or asker.startswith(_MODULES)
 
 
 def where_raised(error: BaseException) -> str:

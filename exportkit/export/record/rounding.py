@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from exportkit.export.torch_patches.dispatch import UncompiledMode, mapped
+from exportkit.export.torch_patches.dispatch import UncompiledMode, mapped, written_leaves
 
 _MOST = 1 << 20  # elements of a summand that is changed; weights may have more, and are the same in all code
 
@@ -123,12 +123,7 @@ class Rounded(UncompiledMode):
         self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> list[torch.Tensor]:
         found = [leaf for leaf in tree_leaves(result) if _rounds(leaf)]
-        if not found:
-            given = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs
-            for argument in func._schema.arguments:
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    found += [leaf for leaf in tree_leaves(given.get(argument.name)) if _rounds(leaf)]
-        return found
+        return found or [leaf for leaf in written_leaves(func, args, kwargs) if _rounds(leaf)]
 
     def _changed_result(self, tensor: torch.Tensor, *, by_value: bool) -> torch.Tensor:
         if not _rounds(tensor) or not tensor.numel() or tensor.layout is not torch.strided:

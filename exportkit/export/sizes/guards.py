@@ -16,7 +16,7 @@ import torch
 from torch.export.exported_program import _convert_guards_to_code, _get_shape_env
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from exportkit.export.models.source_lines import asked_by_user, user_frame, where
+from exportkit.export.models.source_lines import user_frame, where
 from exportkit.export.sizes.declared import Declared
 from exportkit.export.sizes.tried_sizes import holds_at
 from exportkit.export.torch_patches.patched import Function, all_patched
@@ -32,13 +32,11 @@ class Condition:
         env: torch's record of the trace's sizes.
         guard: The condition, in the symbols of the trace.
         frame: The line of the model that needed it, or None.
-        torchs_own: Whether torch asked for it inside of an operator, and not Python's code.
     """
 
     env: ShapeEnv
     guard: Any
     frame: traceback.FrameSummary | None
-    torchs_own: bool
 
 
 @dataclass(frozen=True)
@@ -207,8 +205,7 @@ def guard_log(declared: Declared, *, assumed: Collection[sympy.Basic] | None = (
     log = GuardLog(declared, assumed)
 
     def record(log_guard: Function, env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
-        stack = traceback.extract_stack()
-        log.entries.append(Condition(env, guard, user_frame(stack), not asked_by_user(stack)))
+        log.entries.append(Condition(env, guard, user_frame(traceback.extract_stack())))
         log_guard(env, prefix, guard, *rest, **named)
 
     def without_true(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 class UncompiledMode(TorchDispatchMode):
@@ -65,6 +65,18 @@ class OperatorMode(TorchDispatchMode):
                 return argument(*args, **kwargs)
 
         return watched
+
+
+def by_name(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that a call gives an operator, by their names in its schema."""
+    return {**dict(zip((each.name for each in operator._schema.arguments), args)), **kwargs}
+
+
+def written_leaves(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Returns what a call gives an operator to write into, as its schema says."""
+    given = by_name(operator, args, kwargs)
+    written = [a.name for a in operator._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return tree_leaves([given.get(name) for name in written])
 
 
 UNDEFINED = torch.empty(0)

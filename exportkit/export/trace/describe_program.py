@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 
 from exportkit.errors import ExportError
 from exportkit.export.models.call_signature import BoundCall, check_plain, is_tensor, look_into_dataclasses
+from exportkit.export.models.program_model import taken
 from exportkit.export.record.cases import check_packable
 from exportkit.export.record.tolerances import check_gradients, output_tolerances
 from exportkit.export.sizes.shapes import DynamicSizes, Symbols
@@ -74,31 +75,31 @@ def describe_program(
         ExportError: A size does not depend on one dimension alone, an output is a varying number, or a dtype cannot be
             packed.
     """
-    signature = program.graph_signature
     values = {n.name: n.meta.get("val") for n in program.graph.nodes}
-    taken = taken_tensors(program)
-    returned = [s.arg for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
+    returned = [s.arg for s in program.graph_signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
     # Constants are the same in every call. A size or .item() is not, and cannot be returned.
     if varying := [i for i, arg in enumerate(returned) if not isinstance(arg, (TensorArgument, ConstantArgument))]:
         raise ExportError(
             f"output {varying[0]} of {len(returned)} is a number that varies from call to call, such as a size",
             hint="Return it as a tensor, such as torch.scalar_tensor(x.shape[0]), or leave it out.",
         )
-    given, output_names = _tensors(values, returned), names(output)
-    taken, state = taken[: len(bound.tensors)], taken[len(bound.tensors) :]
-    if len(taken) != len(bound.tensors) or len(given) != len(output_names):
+    # The text "relu" may be a constant, so names do not do.
+    given = [values[argument.name] for argument in returned if isinstance(argument, TensorArgument)]
+    output_names, tensors = names(output), taken_tensors(program)
+    tensors, state = tensors[: len(bound.tensors)], tensors[len(bound.tensors) :]
+    if len(tensors) != len(bound.tensors) or len(given) != len(output_names):
         raise ExportError(
-            f"the traced program takes {len(taken)} tensors and returns {len(given)}; the model takes "
+            f"the traced program takes {len(tensors)} tensors and returns {len(given)}; the model takes "
             f"{len(bound.tensors)} and returns {len(output_names)}",
             hint="The model's result must have the same structure for all inputs.",
         )
-    for name, value in zip((*bound.names, *output_names), (*taken, *given)):
+    for name, value in zip((*bound.names, *output_names), (*tensors, *given)):
         check_packable(name, value.dtype)
     symbols = Symbols(
-        [(name, tuple(value.shape)) for name, value in zip(bound.names, taken)], sizes, program.range_constraints
+        [(name, tuple(value.shape)) for name, value in zip(bound.names, tensors)], sizes, program.range_constraints
     )
     results = [(name, value.dtype) for name, value in zip(output_names, given)]
-    results += [(f"written.{name}", value.dtype) for name, value in zip(bound.names, taken) if name in written]
+    results += [(f"written.{name}", value.dtype) for name, value in zip(bound.names, tensors) if name in written]
     tolerances = dict(zip((name for name, _ in results), output_tolerances(results, spec.tolerances, cast=cast)))
     inputs = tuple(
         TensorInput(
@@ -107,7 +108,7 @@ def describe_program(
             shape=_fixed_shape(name, value, symbols),
             written=tolerances[f"written.{name}"] if name in written else None,
         )
-        for name, value in zip(bound.names, taken)
+        for name, value in zip(bound.names, tensors)
     )
     outputs = tuple(
         TensorOutput(
@@ -132,13 +133,7 @@ def describe_program(
 def taken_tensors(program: torch.export.ExportedProgram) -> list[torch.Tensor]:
     """Returns the fake tensors that a program takes from its caller, in order."""
     values = {n.name: n.meta.get("val") for n in program.graph.nodes}
-    specs = program.graph_signature.input_specs
-    return _tensors(values, [s.arg for s in specs if s.kind is InputKind.USER_INPUT])
-
-
-def _tensors(values: dict[str, Any], arguments: Sequence[Any]) -> list[torch.Tensor]:
-    """Returns the values of a signature's tensor arguments. The text "relu" may be a constant, so names do not do."""
-    return [values[argument.name] for argument in arguments if isinstance(argument, TensorArgument)]
+    return [values[name] for name in taken(program)]
 
 
 def _fixed_shape(name: str, value: torch.Tensor, symbols: Symbols) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import ExportError
 from exportkit.export.models.source_lines import where_traced
+from exportkit.export.torch_patches.needed_nodes import viewed
 from exportkit.export.torch_patches.patched import patched
 
 _VMAP = "torch._functorch.predispatch"  # the module of what torch.vmap leaves in a graph
@@ -94,7 +95,7 @@ def _copy_arguments(graph: torch.fx.GraphModule) -> None:
     def own(node: Any) -> Any:
         if not isinstance(node, torch.fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
             return node
-        if node not in seen and _root(node).op not in ("placeholder", "get_attr"):
+        if node not in seen and viewed(node).op not in ("placeholder", "get_attr"):
             seen.add(node)
             return node
         with graph.graph.inserting_before(output):
@@ -103,15 +104,6 @@ def _copy_arguments(graph: torch.fx.GraphModule) -> None:
         return copy
 
     output.args = tuple(torch.fx.node.map_aggregate(argument, own) for argument in output.args)
-
-
-def _root(node: torch.fx.Node) -> torch.fx.Node:
-    """Returns what a node is a view of, or the node."""
-    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view and node.args:
-        if not isinstance(node.args[0], torch.fx.Node):
-            break
-        node = node.args[0]
-    return node
 
 
 # --- for the compiler -------------------------------------------------------------------------------------------------

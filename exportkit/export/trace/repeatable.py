@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.models.call_signature import BoundCall
 from exportkit.export.models.source_lines import where_traced
-from exportkit.export.torch_patches.dispatch import watched_by
+from exportkit.export.torch_patches.dispatch import by_name, watched_by
 from exportkit.export.torch_patches.needed_nodes import needed_for
 from exportkit.export.trace.lifted import written_constants
 from exportkit.export.trace.operator_trace import (
@@ -252,7 +252,7 @@ def _draws(node: torch.fx.Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     arguments = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
-    arguments |= {a.name: value for a, value in zip(target._schema.arguments, node.args)} | node.kwargs
+    arguments |= by_name(target, node.args, node.kwargs)
     switches = [arguments[name] for name in ("train", "training", "dropout", "dropout_p") if name in arguments]
     return all(switches)
 
