@@ -14,7 +14,7 @@ from exportkit.accuracy import allowed_error, eager_error
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.record import record
-from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
 from exportkit.export.record.eager_run import EagerRun, run_eagerly
 from exportkit.export.record.outlier_errors import with_outlier_errors
 from exportkit.export.record.reference import References, SessionReferences
@@ -61,14 +61,14 @@ def played(model: torch.nn.Module, x: Tensor) -> EagerRun:
         parameters=bound.parameters, inputs=(given,), result=TensorNode(index=0), outputs=(OUTPUT,), dimensions=()
     )
     method = PackagedMethod(name="forward", call=call, state=())
-    return run_eagerly(eager, [method], (), [DrawnCall("forward", bound, {})], tf32=False)
+    return run_eagerly(DescribedModel(eager, [method]), [DrawnCall("forward", bound, {})])
 
 
 @functools.cache
 def recorded(make: Callable[[], torch.nn.Module], seed: int) -> tuple[References, Accuracy, Accuracy]:
     """Returns the references of a call, eager's error, and that of right code."""
     session = played(make(), rows(seed))
-    known = session.references(tf32=False)
+    known = session.references()
     assert known is not None
     found = [each.calls[0] for each in (known, with_outlier_errors(known, session))]
     errors = [each.accuracy["0"] for each in found if each is not None]

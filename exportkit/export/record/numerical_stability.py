@@ -19,7 +19,7 @@ from exportkit.export.record.outlier_errors import is_outlier
 from exportkit.export.record.reference import References, SessionReferences
 from exportkit.export.record.ulp_perturbation import perturbed_answers
 from exportkit.package.case_files import result_keys, results_in, state_keys, worst
-from exportkit.package.manifest import Accuracy, Call, PackagedMethod, StateTensor, TensorOutput
+from exportkit.package.manifest import Accuracy, Call, TensorOutput
 
 if TYPE_CHECKING:
     from exportkit.export.record.record import RecordedCase
@@ -41,19 +41,9 @@ class NumericalStability:
         unstable: The result that rounding decided in the last case of which `problem` said so.
     """
 
-    def __init__(
-        self, methods: Sequence[PackagedMethod], state: Sequence[StateTensor], drawn: Sequence[RecordedCase]
-    ) -> None:
-        """Learns eager's errors from the drawn cases.
-
-        Args:
-            methods: The description of the model's methods.
-            state: The description of its state.
-            drawn: The drawn cases.
-        """
+    def __init__(self, drawn: Sequence[RecordedCase]) -> None:
+        """Learns eager's errors from the drawn cases."""
         self.unstable = ""
-        self._state = state
-        self._calls = {method.name: method.call for method in methods}
         self._errors: dict[tuple[str | None, str], Accuracy] = {}
         for case in drawn:
             for place, name, error in _errors(case):
@@ -89,10 +79,11 @@ class NumericalStability:
         *calls, state = other
         for number, (answered, results) in enumerate(zip(eager_run.answered, calls)):
             method = eager_run.calls[number].method
-            references = results_in(result_keys(number, self._calls[method], reference=True), tensors)
+            keys = result_keys(number, eager_run.model.call_of(method), reference=True)
+            references = results_in(keys, tensors)
             if not self._same(method, answered.results, answered.eager, results, references):
                 return False
-        references = results_in(state_keys(self._state, reference=True), tensors)
+        references = results_in(state_keys(eager_run.model.state, reference=True), tensors)
         return self._same(None, eager_run.after.results, eager_run.after.eager, state, references)
 
     def _same(

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from exportkit.errors import ExportError, UsageError
-from exportkit.export.record.eager_run import EagerRun
+from exportkit.export.record.eager_run import EagerRun, run_eagerly
 from exportkit.export.record.rounding import Rounded
 from exportkit.export.torch_patches.patched import patched
 
@@ -58,7 +58,7 @@ def perturbed_answers(eager_run: EagerRun, seed: int) -> PerturbedAnswers | None
     mode = Rounded(seed, eager_run.calls[0].bound.tensors[0].device, weights)
     try:
         with torch.no_grad(), _attention_with_modes(), mode:
-            again = eager_run.again()
+            again = run_eagerly(eager_run.model, eager_run.calls)
     except (ExportError, UsageError):
         return None
     finally:

@@ -21,23 +21,18 @@ from exportkit.errors import ExportError, ModelRunError, UsageError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.program_model import graphs_of
 from exportkit.export.record.cases import case_sizes
-from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.eager_methods import DescribedModel
 from exportkit.export.record.eager_run import EagerRun, run_eagerly
 from exportkit.export.record.edge_values import kinds_of, kinds_of_rows, planned, with_edge_values
 from exportkit.export.record.numerical_stability import ROUNDING, NumericalStability
-from exportkit.export.record.record import (
-    MAX_CASES_BYTES,
-    MAX_EDGE_CASE_BYTES,
-    RecordedCase,
-    record_run,
-)
-from exportkit.export.record.sequences import DrawnCall, calls_on, draw_calls, session_call, with_state
+from exportkit.export.record.record import MAX_CASES_BYTES, MAX_EDGE_CASE_BYTES, RecordedCase, record_run
+from exportkit.export.record.sequences import DrawnCall, draw_calls, session_call, with_state
 from exportkit.export.trace.index_inputs import index_inputs
 from exportkit.export.trace.preflight import graph_operators
 from exportkit.export.trace.size_cases import ArgumentPosition, Chosen, data_sizes, sized_calls
 from exportkit.export.trace.traced import TracedMethod
 from exportkit.package.case_files import results_of
-from exportkit.package.manifest import PackagedMethod, StateTensor
+from exportkit.package.manifest import PackagedMethod
 from exportkit.progress import Progress
 from exportkit.sizes import input_bytes
 from exportkit.tensor_bytes import tensor_bytes
@@ -71,38 +66,33 @@ class EdgeCases:
 
 
 def edge_cases(
-    eager: EagerMethods,
+    model: DescribedModel,
     traced: Sequence[TracedMethod],
-    state: Sequence[StateTensor],
     drawn: Sequence[RecordedCase],
     options: TraceOptions,
-    device: torch.device,
     progress: Progress,
 ) -> EdgeCases:
     """Draws calls once more, gives them edge values, and records what eager answers to them.
 
     Args:
-        eager: The model, which is on `device`.
+        model: The model.
         traced: Its methods.
-        state: The description of its state.
         drawn: The drawn cases: edge cases have their sizes.
-        options: The seed of the cases, and whether eager may use TF32.
-        device: The model's device.
+        options: The seed of the cases.
         progress: Called with a description of each step.
     """
     if looping := [method.name for method in traced if _loops(method.program.graph_module)]:
         progress(f"no cases with edge values: a loop of {', '.join(looping)} may not end with them")
         return EdgeCases((), {})
-    methods = [method.packaged for method in traced]
     custom = any(graph_operators(method.program.graph_module) for method in traced)
-    task = _Task(eager, methods, state, options, device, index_inputs(eager, traced), custom)
-    stateful = {method.name for method in with_state(methods)}
-    units = [[method.name] for method in methods if not method.state] + ([sorted(stateful)] if stateful else [])
+    task = _Task(model, options.seed, index_inputs(model.eager, traced), custom)
+    stateful = {method.name for method in with_state(model.methods)}
+    units = [[method.name] for method in model.methods if not method.state] + ([sorted(stateful)] if stateful else [])
     spent = sum(len(case.tensors) for case in drawn)
     budget = max(MAX_CASES_BYTES - spent, MAX_EDGE_CASE_BYTES) // max(len(units), 1)
     kept: list[RecordedCase] = []
     left_out: Counter[str] = Counter()
-    stability = NumericalStability(methods, state, drawn)
+    stability = NumericalStability(drawn)
     for unit in units:
         progress(f"recording edge values of {', '.join(unit)}")
         of_unit = [case for case in drawn if {call.method for call in case.calls} <= set(unit)]
@@ -126,37 +116,33 @@ class _Task:
         custom: Whether the model calls custom operators, which values may lead to end the process.
     """
 
-    eager: EagerMethods
-    methods: Sequence[PackagedMethod]
-    state: Sequence[StateTensor]
-    options: TraceOptions
-    device: torch.device
+    model: DescribedModel
+    seed: int
     index_inputs: frozenset[ArgumentPosition]
     custom: bool
 
     def run(self, calls: Sequence[DrawnCall]) -> EagerRun:
-        """Lets eager answer calls that are on the CPU.
+        """Lets eager answer calls.
 
         Raises:
             ExportError: The model raised, or would have ended this process.
             UsageError: It assigned to its state what cannot be state.
         """
-        placed = calls_on(self.device, calls)
-        if self.custom and self.device.type == "cpu":
-            ended = in_fork(lambda: self._survived(placed), seconds=_SECONDS)
+        if self.custom and self.model.device.type == "cpu":
+            ended = in_fork(lambda: self._survived(calls), seconds=_SECONDS)
             if isinstance(ended, str):
                 raise _EndedError(f"the eager model's process {ended}")
         try:
-            return self._answered(placed)
+            return self._answered(calls)
         finally:
             self._check_gpu()
 
     def _check_gpu(self) -> None:
         """Refuses values with which a kernel ended the GPU's context, of which this process can ask nothing more."""
-        if self.device.type != "cuda":
+        if self.model.device.type != "cuda":
             return
         try:
-            torch.cuda.synchronize(self.device)  # until then, nothing says so
+            torch.cuda.synchronize(self.model.device)  # until then, nothing says so
         except RuntimeError as error:
             raise ModelRunError(
                 "a kernel ended the GPU's context when it was given NaN, or another value that is tried: "
@@ -171,13 +157,13 @@ class _Task:
         return b""
 
     def _answered(self, calls: Sequence[DrawnCall]) -> EagerRun:
-        eager_run = run_eagerly(self.eager, self.methods, self.state, calls, tf32=self.options.tf32)
+        eager_run = run_eagerly(self.model, calls)
         _ = eager_run.wide  # in its float64, too, a kernel may end the process
         return eager_run
 
     @property
     def most(self) -> int:
-        weights = sum(tensor.nbytes for tensor in self.eager.spec.model.state_dict().values())
+        weights = sum(tensor.nbytes for tensor in self.model.eager.spec.model.state_dict().values())
         return MAX_EDGE_CASES if weights <= _LARGE_WEIGHTS else _FEW
 
     def ties_of_halves(self, result: str) -> bool:
@@ -187,26 +173,26 @@ class _Task:
         """
         if TorchVersion(torch.__version__) < "2.13":
             return False
-        exact = {each.name for method in self.methods for each in results_of(method.call) if "int" in each.dtype}
+        exact = {each.name for method in self.model.methods for each in results_of(method.call) if "int" in each.dtype}
         halves = {torch.bfloat16, torch.float16}
-        return result in exact and any(t.dtype in halves for t in self.eager.spec.model.state_dict().values())
+        return result in exact and any(t.dtype in halves for t in self.model.eager.spec.model.state_dict().values())
 
     def sizes(self, like: RecordedCase) -> list[dict[str, int]]:
         """Returns small sizes for cases of the same methods, the largest first: vector loops need some elements."""
         method = self._method(like)
-        call = session_call(self.methods) if method.state else method.call
+        call = session_call(self.model.methods) if method.state else method.call
         example = {name: size for each in like.calls for name, size in each.sizes.items()}
-        found = case_sizes(call, example, _SIZES, self.options.seed + _SEED, max_bytes=_SMALL_INPUTS)
+        found = case_sizes(call, example, _SIZES, self.seed + _SEED, max_bytes=_SMALL_INPUTS)
         found.sort(key=lambda sizes: -input_bytes(call, sizes))
         small = [sizes for sizes in found if input_bytes(call, sizes) <= _SMALL_INPUTS]
         return small[: _SIZES // 2] or found[-1:]
 
     def draw(self, like: RecordedCase, sizes: Mapping[str, int], seed: int) -> list[DrawnCall]:
         """Draws calls like those of a case, on the CPU."""
-        return draw_calls(self.eager, self.methods, self._method(like), sizes, seed)
+        return draw_calls(self.model, self._method(like), sizes, seed)
 
     def _method(self, like: RecordedCase) -> PackagedMethod:
-        return next(each for each in self.methods if each.name == like.calls[0].method)
+        return next(each for each in self.model.methods if each.name == like.calls[0].method)
 
     def kinds(
         self, calls: Sequence[DrawnCall], of_input: Callable[..., tuple[str, ...]] = kinds_of
@@ -231,7 +217,7 @@ class _Task:
                 else tensor
                 for index, tensor in enumerate(call.bound.tensors)
             )
-            changed.append(replace(call, bound=self.eager.bind(call.method, *call.bound.with_tensors(tensors))))
+            changed.append(replace(call, bound=self.model.eager.bind(call.method, *call.bound.with_tensors(tensors))))
         return changed
 
     def name(self, calls: Sequence[DrawnCall], chosen: Chosen) -> str:
@@ -252,13 +238,13 @@ def _of_sizes(
         return
     largest = task.sizes(drawn[0])[0]
     try:
-        task.draw(drawn[0], largest, task.options.seed)
+        task.draw(drawn[0], largest, task.seed)
     except (ExportError, UsageError):  # the spec's function does not draw them
         return
     seen: set[str] = set()
     edges = sized_calls(
         sizes,
-        lambda seed: task.draw(drawn[0], largest, task.options.seed + _SEED + seed),
+        lambda seed: task.draw(drawn[0], largest, task.seed + _SEED + seed),
         task.with_edge_values,
         lambda calls: task.kinds(calls, kinds_of_rows),
         task.run,
@@ -284,7 +270,7 @@ def _recorded(
     most = task.most
     for number in range(most):
         try:
-            calls = task.draw(drawn[0], sizes[number % len(sizes)], task.options.seed + _SEED + number)
+            calls = task.draw(drawn[0], sizes[number % len(sizes)], task.seed + _SEED + number)
         except (ExportError, UsageError):  # the drawn cases have other sizes, which the spec's function could draw
             left_out["that the spec's function does not draw"] += 1
             continue
@@ -320,14 +306,14 @@ def _recorded(
 
 
 def _stable(task: _Task, stability: NumericalStability, calls: Sequence[DrawnCall], name: str) -> RecordedCase | str:
-    """Records a case of calls that are on the CPU, or says why it cannot be one."""
+    """Records a case of calls, or says why it cannot be one."""
     try:
         eager_run = task.run(calls)
     except _EndedError:
         return "that end eager's process"
     except (ExportError, UsageError):
         return "that eager refuses"
-    case = record_run(eager_run, task.methods, task.state, tf32=task.options.tf32, edge_case=name)
+    case = record_run(eager_run, edge_case=name)
     return stability.problem(eager_run, case) or case
 
 

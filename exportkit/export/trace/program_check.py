@@ -16,7 +16,7 @@ from exportkit.errors import ExportError, ExportkitError, OperatorNotExportableE
 from exportkit.export.models.call_signature import describe_call
 from exportkit.export.models.source_lines import where_traced
 from exportkit.export.record.cases import eager_mode
-from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.eager_methods import DescribedModel
 from exportkit.export.record.record import RecordedCase
 from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
 from exportkit.export.trace.lifted import run_program
@@ -26,7 +26,7 @@ from exportkit.export.trace.repeatable import ALLOW, WRITE_FIRST, agree
 from exportkit.export.trace.torch_export import RefusedByTorchError, call_export
 from exportkit.export.trace.trace_method import TracedTask
 from exportkit.package.case_files import result_keys, results_in, results_of, state_keys, state_results
-from exportkit.package.manifest import StateTensor, TensorOutput
+from exportkit.package.manifest import TensorOutput
 from exportkit.package.structure import plain
 from exportkit.sizes import label_of, shape_at
 from exportkit.spec import FORWARD
@@ -36,36 +36,28 @@ _LINES = 5  # how many lines with a constant a message shows
 
 
 def check_programs(
-    eager: EagerMethods,
-    traced: Sequence[TracedTask],
-    state: Sequence[StateTensor],
-    cases: Sequence[RecordedCase],
-    *,
-    values: bool,
-    tf32: bool,
+    model: DescribedModel, traced: Sequence[TracedTask], cases: Sequence[RecordedCase], *, values: bool
 ) -> None:
     """Runs the programs, uncompiled, through the recorded cases, and compares them with what eager answered.
 
     The first case of a method has the sizes of the example inputs, the others have other sizes if sizes vary.
 
     Args:
-        eager: The model, which knows what its state begins with.
+        model: The model.
         traced: The traced methods.
-        state: The description of the state.
         cases: The recorded cases.
         values: Whether values are compared, or only sizes: those of a nondeterministic model differ.
-        tf32: Whether the cases were recorded with TF32.
 
     Raises:
         OperatorNotExportableError: A fake kernel is wrong at the sizes of a case.
         ExportError: A program raised, or answered something else.
     """
-    runs = {each.method.name: _Run(each, tf32=tf32) for each in traced}
+    runs = {each.method.name: _Run(each, tf32=model.tf32) for each in traced}
     seen: set[str] = set()
     for case in cases:
         tensors = load(case.tensors)
         sizes = {name: size for call in case.calls for name, size in call.sizes.items()}
-        held = [buffer.at(sizes) for buffer in eager.buffers]
+        held = [buffer.at(sizes) for buffer in model.eager.buffers]
         for number, call in enumerate(case.calls):
             run = runs[call.method]
             called = run.traced.method.call
@@ -93,9 +85,9 @@ def check_programs(
                 raise _disagreement(where, problem) from error
             if (wrong := _wrong(results_of(called), call.sizes, answers, expected, values=values)) is not None:
                 raise _disagreement(where, wrong)
-        after = results_in(state_keys(state), tensors)
-        found = {each.name: tensor.cpu() for each, tensor in zip(state, held)}
-        if after and (wrong := _wrong(state_results(state), sizes, found, after, values=values)) is not None:
+        after = results_in(state_keys(model.state), tensors)
+        found = {each.name: tensor.cpu() for each, tensor in zip(model.state, held)}
+        if after and (wrong := _wrong(state_results(model.state), sizes, found, after, values=values)) is not None:
             raise ExportError(
                 f"after a session of {', '.join(call.method for call in case.calls)}, the traced program {wrong}: "
                 "tracing made a constant of something that outlives a call and is no buffer",

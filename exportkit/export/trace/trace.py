@@ -19,7 +19,7 @@ from exportkit.export.models.placement import parse_floating, prepared
 from exportkit.export.models.resolved import EagerModel
 from exportkit.export.provenance import provenance
 from exportkit.export.record.cases import state_sha256
-from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
 from exportkit.export.record.host_copies import HostCopies
 from exportkit.export.record.record import record_cases
 from exportkit.export.sizes.shapes import Shapes, dynamic_sizes, merge_shapes, with_ranges
@@ -63,15 +63,15 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         traced = [trace_method(ready, name, options, device, progress, values=not free) for name in ready.tasks]
         methods = tuple(each.method for each in traced)
         state, initial = describe_state(eager.buffers, methods, cast=floating, values=not free)
-        packaged = [method.packaged for method in methods]
+        described = DescribedModel(eager, [method.packaged for method in methods], state, device, options.tf32)
         examples = {name: sizes.example for name, (_, sizes) in ready.tasks.items()}
-        cases = record_cases(eager, packaged, state, examples, options, device, progress)
-        tried = tried_cases(eager, traced, state, options, device, progress)
+        cases = record_cases(described, examples, options, progress)
+        tried = tried_cases(described, traced, options.seed, progress)
         if options.edge_cases and options.cases > 1 and not free:
-            cases += edge_cases(eager, methods, state, cases, options, device, progress).cases
+            cases += edge_cases(described, methods, cases, options, progress).cases
         progress("comparing the program with the cases")
         cases += tried
-        check_programs(eager, traced, state, cases, values=not free, tf32=options.tf32)
+        check_programs(described, traced, cases, values=not free)
         copies = HostCopies()
         source = Source(
             model=model.name,
