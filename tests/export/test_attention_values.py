@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from exportkit.export.compile.attention_values import ATTENTION, refuse_in_attention
+from exportkit.export.compile.refusable_values import ATTENTION, refuse_in_attention
 
 COUNTS, BLOCKS = torch.full((1, 1, 2), 2, dtype=torch.int32), torch.tensor([[[[0, 1], [1, 0]]]], dtype=torch.int32)
 

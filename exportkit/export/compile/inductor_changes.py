@@ -17,6 +17,7 @@ from torch._inductor.codegen.cpp import CppKernel, CppVecKernel
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, cexpr_index
 from torch._inductor.index_propagation import IndexPropagation, TypedExpr
 from torch._inductor.virtualized import V
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import bound_sympy
@@ -24,8 +25,9 @@ from torch.utils._sympy.value_ranges import bound_sympy
 from exportkit.export.compile.cascade_sums import cascade_sums
 from exportkit.export.compile.operator_calls import operator_calls
 from exportkit.export.compile.reduction_tiling import reduction_tiling
-from exportkit.export.compile.values_before_writes import values_before_writes
+from exportkit.export.models.program_model import graphs_of
 from exportkit.export.models.source_lines import where_listed
+from exportkit.export.torch_patches.needed_nodes import viewed
 from exportkit.export.torch_patches.opaque import without_opaque
 from exportkit.export.torch_patches.patched import Function, all_patched, patched
 from exportkit.libraries import TORCH_NAMESPACES
@@ -54,7 +56,7 @@ def changed_inductor() -> Iterator[None]:
             _positions_that_wrap,
             _slices_with_two_ends,
             _kernels_of_libraries,
-            values_before_writes,
+            _values_before_writes,
             _padding_by_hints,
         ):
             changes.enter_context(change())
@@ -271,6 +273,63 @@ def _kernels_of_libraries() -> Iterator[None]:
     finally:
         lowering.lowerings.update(taught)
         lowering.fallbacks.difference_update(taught)
+
+
+def _values_before_writes() -> AbstractContextManager[None]:
+    """Keeps what a tensor was until it is written into another one.
+
+    A program writes its results at its end, one after the other. Inductor removes a clone whose form is that of what it
+    copies: of `new, old = f(new), new`, the tensor `old` would then get what `new` has become.
+    """
+    return patched("post_grad.remove_noop_ops", _then_kept)
+
+
+def _then_kept(remove: Function, graph: torch.fx.Graph) -> None:
+    """Copies, before all writes, each tensor that is written into another one after it was written itself."""
+    remove(graph)
+    writes = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    written: set[torch.fx.Node] = set()
+    for write in writes:
+        to, value = write.args[:2]
+        if isinstance(value, torch.fx.Node) and viewed(value) in written:
+            with graph.inserting_before(writes[0]):
+                kept = graph.call_function(torch.ops.aten.clone.default, (value,))
+            kept.meta = dict(value.meta)
+            write.update_arg(1, kept)
+        written.add(viewed(to))
+
+
+_ATTENTION = (
+    torch.ops.aten.scaled_dot_product_attention.default,
+    torch.ops.aten.softmax.int,  # which Inductor looks for, with the products around it
+    torch.ops.aten._softmax.default,
+)
+
+
+def attention_of_any_length(program: torch.export.ExportedProgram) -> AbstractContextManager[None]:
+    """Lets attention be products of matrices while the block runs, if a size of its inputs may be 0 in a program.
+
+    On a CPU, the kernel of torch's fast attention divides by the length of its sequences.
+    """
+    may_be_empty = any(
+        _may_be_0(size, program)
+        for part in graphs_of(program.graph_module)
+        for node in part.graph.nodes
+        if node.target in _ATTENTION
+        for each in node.all_input_nodes
+        for size in each.meta["val"].shape
+    )
+    return sdpa_kernel(SDPBackend.MATH) if may_be_empty else nullcontext()
+
+
+def _may_be_0(size: int | torch.SymInt, program: torch.export.ExportedProgram) -> bool:
+    if not isinstance(size, torch.SymInt):
+        return size == 0
+    ranges = program.range_constraints
+    least = {
+        symbol: ranges[symbol].lower if symbol in ranges else sympy.Integer(0) for symbol in size.node.expr.free_symbols
+    }
+    return size.node.expr.xreplace(least) == 0
 
 
 MODEL_LOCK = "model.lock"  # by the name that every generated file has, which aot_inductor.py sets

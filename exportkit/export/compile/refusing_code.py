@@ -24,8 +24,7 @@ from torch._inductor.virtualized import NullHandler, V
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_structure
 
-from exportkit.export.compile.attention_values import refuse_in_attention
-from exportkit.export.compile.refusable_values import DIVISIONS, bounds_of, constant_indices
+from exportkit.export.compile.refusable_values import DIVISIONS, bounds_of, constant_indices, refuse_in_attention
 from exportkit.export.compile.refusing_host_code import (
     dividing,
     looking_up_alone,

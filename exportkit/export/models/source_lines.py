@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 
 from exportkit.errors import ExportError, ExportkitError, MissingOperatorError
-from exportkit.export.models.fake_kernels import advice_if_refused
-from exportkit.export.models.missing_operators import advice, missing_operator
+from exportkit.export.models.missing_operators import advice, advice_if_refused, missing_operator
 from exportkit.installed import installed_models
 
 _EXPORTERS = tuple(str(Path(__file__).parents[2] / part) for part in ("export", "onnx"))

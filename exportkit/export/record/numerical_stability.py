@@ -17,7 +17,7 @@ from exportkit.export.record.eager_run import EagerRun
 from exportkit.export.record.edge_values import GREAT
 from exportkit.export.record.outlier_errors import is_outlier
 from exportkit.export.record.reference import References, SessionReferences
-from exportkit.export.record.ulp_perturbation import perturbed_answers
+from exportkit.export.record.rounding import perturbed_answers
 from exportkit.package.case_files import result_keys, results_in, state_keys, worst
 from exportkit.package.manifest import Accuracy, Call, TensorOutput
 

@@ -15,7 +15,7 @@ import torch
 from exportkit.accuracy import allowed_error, eager_error
 from exportkit.export.record.eager_run import EagerRun
 from exportkit.export.record.reference import References, SessionReferences
-from exportkit.export.record.ulp_perturbation import perturbed_answers
+from exportkit.export.record.rounding import perturbed_answers
 from exportkit.package.manifest import Accuracy, TensorOutput
 
 _OUTLYING = 2  # times what the greatest of so many normal errors is

@@ -1,13 +1,14 @@
-"""Keeps sizes in what functions make of them, where torch.export or Python makes numbers of the example's sizes."""
+"""Keeps sizes in what functions make of them, where torch.export or Python makes numbers of the example's."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch._library.fake_impl import FakeImplCtx
 from torch.utils._pytree import tree_any
 
 from exportkit.export.torch_patches.patched import Function, patched
@@ -83,3 +84,19 @@ _INSTEAD: Mapping[Any, Callable[..., torch.Tensor]] = {
     torch.Tensor.new_tensor: _new_tensor,
     torch.linspace: _linspace,
 }
+
+
+def from_zero() -> AbstractContextManager[None]:
+    """Lets sizes that depend on data begin at 0 while the block runs. A least value that a fake kernel names stays.
+
+    `create_unbacked_symint()`, the older name of `new_dynamic_size()`, takes 2 for the least value. Kernels do not know
+    it: they find one box or none, and compiled code would refuse that.
+
+    Raises:
+        ExportError: This torch lacks the function that is changed.
+    """
+    return patched("FakeImplCtx.create_unbacked_symint", _of_any_size)
+
+
+def _of_any_size(_: object, context: FakeImplCtx, *, min: int = 0, max: int | None = None) -> Any:
+    return context.new_dynamic_size(min=min, max=max)

@@ -22,13 +22,12 @@ from exportkit.export.sizes.shapes import DynamicSizes, torch_dimensions, torch_
 from exportkit.export.sizes.size_changes import Examples, untrue_names
 from exportkit.export.torch_patches.batch_rules import varying_batches
 from exportkit.export.torch_patches.control_flow import ControlFlowError, traceable_control_flow, weights_apart
-from exportkit.export.torch_patches.data_sizes import from_zero
-from exportkit.export.torch_patches.distributions import unchecked_distributions
 from exportkit.export.torch_patches.gradients import gradients_of, traced
 from exportkit.export.torch_patches.known_values import known_values
 from exportkit.export.torch_patches.operator_bodies import traced_bodies
+from exportkit.export.torch_patches.patched import patched
 from exportkit.export.torch_patches.quiet import quiet_torch
-from exportkit.export.torch_patches.tensors_of_sizes import sizes_kept
+from exportkit.export.torch_patches.tensors_of_sizes import from_zero, sizes_kept
 from exportkit.export.trace.lifted import lifted
 from exportkit.export.trace.recurrent_layers import whole_recurrent_layers
 from exportkit.spec import ExportSpec
@@ -163,7 +162,7 @@ def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
             _attention_of_no_machine(),
             whole_recurrent_layers(log.unrolled),
             from_zero(),
-            unchecked_distributions(),
+            patched("Distribution._validate_args", lambda _: False),  # unless a model asks for it
             varying_batches(),
             traceable_control_flow(),
             traced_bodies(),
