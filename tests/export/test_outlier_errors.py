@@ -70,7 +70,7 @@ def recorded(make: Callable[[], torch.nn.Module], seed: int) -> tuple[References
     session = played(make(), rows(seed))
     known = session.references()
     assert known is not None
-    found = [each.calls[0] for each in (known, with_outlier_errors(known, session))]
+    found = [each.parts[0] for each in (known, with_outlier_errors(known, session))]
     errors = [each.accuracy["0"] for each in found if each is not None]
     assert found[0] is not None
     assert errors[0] is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from exportkit.errors import ExportError, UsageError
@@ -12,6 +12,7 @@ from exportkit.export.models.placement import on_device
 from exportkit.export.record.cases import eager_mode
 from exportkit.export.record.eager_methods import DescribedModel, EagerAnswer, EagerSession
 from exportkit.export.record.reference import (
+    Answered,
     AnsweredCall,
     SessionReferences,
     SessionState,
@@ -21,7 +22,7 @@ from exportkit.export.record.reference import (
 )
 from exportkit.export.record.sequences import DrawnCall
 from exportkit.export.record.tolerances import accuracy_outputs
-from exportkit.package.case_files import results_of, state_results
+from exportkit.package.case_files import result_keys, results_of, state_keys, state_results
 from exportkit.package.manifest import Node, StateTensor
 from exportkit.package.structure import flatten
 from exportkit.sizes import label_of
@@ -56,11 +57,22 @@ class EagerRun:
         with eager_mode():
             return wide_answers(self.answered, self.after)
 
+    @property
+    def parts(self) -> tuple[Answered, ...]:
+        """What eager answered to each call, then the state after them."""
+        return (*self.answered, self.after)
+
+    def keys(self, *, reference: bool = False) -> list[Mapping[str, str]]:
+        """Returns for each part the names that its results have in a case's file, by the results' names."""
+        calls = [self.model.call_of(call.method) for call in self.calls]
+        keys = [result_keys(number, call, reference=reference) for number, call in enumerate(calls)]
+        return [*keys, state_keys(self.model.state, reference=reference)]
+
     def references(self) -> SessionReferences | None:
         """What eager should have answered, for the results that need a reference."""
-        if not (self.after.wanted or any(call.wanted for call in self.answered)) or self.wide is None:
+        if not any(part.wanted for part in self.parts) or self.wide is None:
             return None
-        return session_references(self.answered, self.after, self.wide, tf32=self.model.tf32)
+        return session_references(self.parts, self.wide, tf32=self.model.tf32)
 
 
 def run_eagerly(model: DescribedModel, calls: Sequence[DrawnCall]) -> EagerRun:
@@ -86,12 +98,14 @@ def run_eagerly(model: DescribedModel, calls: Sequence[DrawnCall]) -> EagerRun:
         # A result of another structure than the manifest's is a verdict of `verify`, which has no references.
         same = len(answer.outputs) == len(call.outputs)
         wanted = accuracy_outputs(listed, method_spec.tolerances) if same else ()
-        answered.append(AnsweredCall(method_spec.model, drawn.bound, listed, results, wanted, answer.outputs))
+        model_of, bound = method_spec.model, drawn.bound
+        answered.append(AnsweredCall(listed, results, wanted, model=model_of, bound=bound, outputs=answer.outputs))
     used = any(by_name[drawn.method].state for drawn in calls)
     small = sum(tensor.nbytes for tensor in session.state.values()) <= MAX_STATE_BYTES
     recorded = tuple(model.state) if used and small else ()
     listed = state_results(recorded)
-    after = SessionState(eager.buffers, sizes, listed, dict(session.state), accuracy_outputs(listed, {}))
+    held, wanted = dict(session.state), accuracy_outputs(listed, {})
+    after = SessionState(listed, held, wanted, buffers=eager.buffers, sizes=sizes)
     return EagerRun(model, calls, answered, after, recorded, tuple(structures))
 
 

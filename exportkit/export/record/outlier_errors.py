@@ -30,14 +30,13 @@ def with_outlier_errors(known: SessionReferences, eager_run: EagerRun) -> Sessio
         known: What eager should have answered, with its errors.
         eager_run: What eager answered.
     """
-    parts = [_Part(references, call.results) for references, call in zip(known.calls, eager_run.answered)]
-    state = _Part(known.state, eager_run.after.results)
-    for seed in range(_RUNS if any(part.outliers for part in (*parts, state)) else 0):
+    parts = [_Part(references, answered.results) for references, answered in zip(known.parts, eager_run.parts)]
+    for seed in range(_RUNS if any(part.outliers for part in parts) else 0):
         run = perturbed_answers(eager_run, seed)
         if run is not None and not run.undefined:
-            for part, results in zip((*parts, state), (*run.calls, run.state)):
+            for part, results in zip(parts, run.parts):
                 part.see(results)
-    return replace(known, calls=tuple(part.references for part in parts), state=state.references)
+    return replace(known, parts=tuple(part.references for part in parts))
 
 
 class _Part:

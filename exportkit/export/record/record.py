@@ -18,9 +18,9 @@ from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
 from exportkit.export.record.eager_run import EagerRun, run_eagerly
 from exportkit.export.record.numerical_stability import eager_moves
 from exportkit.export.record.outlier_errors import with_outlier_errors
-from exportkit.export.record.reference import References, SessionReferences
+from exportkit.export.record.reference import References
 from exportkit.export.record.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
-from exportkit.package.case_files import EDGE_CASE, MOVES, named_results, named_tensors, result_keys, state_keys
+from exportkit.package.case_files import EDGE_CASE, MOVES, named_results, named_tensors
 from exportkit.package.manifest import Accuracy, CaseCall, Node, PackagedMethod
 from exportkit.progress import Progress
 from exportkit.sizes import label_of
@@ -139,24 +139,21 @@ def record_run(eager_run: EagerRun, *, edge_case: str = "", outliers: bool = Fal
         edge_case: What makes the inputs edge values.
         outliers: Whether errors that few elements have count as in several runs. One case of a package does for all.
     """
-    state, described = eager_run.model.state, [eager_run.model.call_of(drawn.method) for drawn in eager_run.calls]
     known = eager_run.references()
     if known and outliers:
         known = with_outlier_errors(known, eager_run)
-    found: Sequence[References | None] = known.calls if known else [None] * len(eager_run.calls)
+    found: Sequence[References | None] = known.parts if known else [None] * len(eager_run.parts)
+    recorded = {each.name for each in eager_run.state}
     tensors: dict[str, torch.Tensor] = {}
-    for number, (call, answered, reference) in enumerate(zip(described, eager_run.answered, found)):
-        written = {name: tensor for name, tensor in answered.eager.items() if name.startswith("written.")}
+    for number, answered in enumerate(eager_run.answered):
         tensors |= named_tensors(f"{number}.input", answered.bound.tensors)
         tensors |= named_tensors(f"{number}.output", answered.outputs)
-        tensors |= named_results(result_keys(number, call), written)
-        if reference is not None:
-            tensors |= named_results(result_keys(number, call, reference=True), reference.outputs)
-    after = {each.name: eager_run.after.eager[each.name] for each in eager_run.state}
-    tensors |= named_results(state_keys(state), after)
-    if known and known.state:
-        tensors |= named_results(state_keys(state, reference=True), known.state.outputs)
-    moves = {} if edge_case else eager_moves(eager_run, described, known)
+    for keys, part in zip(eager_run.keys(), eager_run.parts):
+        own = recorded if part is eager_run.after else {name for name in part.eager if name.startswith("written.")}
+        tensors |= named_results(keys, {name: tensor for name, tensor in part.eager.items() if name in own})
+    for keys, reference in zip(eager_run.keys(reference=True), found):
+        tensors |= named_results(keys, reference.outputs if reference else {})
+    moves = {} if edge_case else eager_moves(eager_run, known)
     metadata = {EDGE_CASE: edge_case, MOVES: msgspec.json.encode(moves).decode() if moves else ""}
     return RecordedCase(
         calls=tuple(
@@ -165,16 +162,15 @@ def record_run(eager_run: EagerRun, *, edge_case: str = "", outliers: bool = Fal
         ),
         tensors=save(tensors, metadata={key: text for key, text in metadata.items() if text} or None),
         reference_dtype=known.dtype if known else None,
-        state_accuracy=dict(known.state.accuracy) if known and known.state else {},
+        state_accuracy=dict(found[-1].accuracy) if found[-1] else {},
         structures=eager_run.structures,
         edge_case=edge_case,
-        far=_far(eager_run, found, known),
+        far=_far(eager_run, found),
     )
 
 
-def _far(eager_run: EagerRun, found: Sequence[References | None], known: SessionReferences | None) -> tuple[str, ...]:
+def _far(eager_run: EagerRun, found: Sequence[References | None]) -> tuple[str, ...]:
     """Returns the results that were computed in a wide dtype, and have no reference all the same."""
-    wanted = (*(call.wanted for call in eager_run.answered), eager_run.after.wanted)
-    references = (*found, known.state if known else None)
-    names = [name for each, has in zip(wanted, references) for name in each if has is None or name not in has.outputs]
+    parts = zip(eager_run.parts, found)
+    names = [name for part, has in parts for name in part.wanted if has is None or name not in has.outputs]
     return tuple(dict.fromkeys(names)) if names and eager_run.wide is not None else ()

@@ -189,14 +189,12 @@ class PerturbedAnswers:
     """What a run answered.
 
     Attributes:
-        calls: The results of each call, by name.
-        state: The state after them, by name.
+        parts: The results of each call, then the state after them, by name.
         undefined: As `Rounded.undefined`.
         blends: As `Rounded.blends`.
     """
 
-    calls: Sequence[Mapping[str, torch.Tensor]]
-    state: Mapping[str, torch.Tensor]
+    parts: Sequence[Mapping[str, torch.Tensor]]
     undefined: bool
     blends: bool
 
@@ -232,4 +230,4 @@ def perturbed_answers(eager_run: EagerRun, seed: int) -> PerturbedAnswers | None
     finally:
         if mode.met_control_flow:
             torch.compiler.reset()  # torch.cond was compiled in the mode, and would be refused from now on
-    return PerturbedAnswers([each.eager for each in again.answered], again.after.eager, mode.undefined, mode.blends)
+    return PerturbedAnswers([each.eager for each in again.parts], mode.undefined, mode.blends)
