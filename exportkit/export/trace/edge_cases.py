@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.torch_version import TorchVersion
+from torch.utils._pytree import KeyPath, key_get
 
 from exportkit.child.forked import in_fork
 from exportkit.errors import ExportError, ModelRunError, UsageError
@@ -27,9 +29,9 @@ from exportkit.export.record.edge_values import kinds_of, kinds_of_rows, planned
 from exportkit.export.record.numerical_stability import ROUNDING, NumericalStability
 from exportkit.export.record.record import MAX_CASES_BYTES, MAX_EDGE_CASE_BYTES, RecordedCase, record_run
 from exportkit.export.record.sequences import DrawnCall, draw_calls, session_call, with_state
+from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
 from exportkit.export.trace.index_inputs import index_inputs
 from exportkit.export.trace.preflight import graph_operators
-from exportkit.export.trace.size_cases import ArgumentPosition, Chosen, data_sizes, sized_calls
 from exportkit.export.trace.traced import TracedMethod
 from exportkit.package.case_files import results_of
 from exportkit.package.manifest import PackagedMethod
@@ -45,11 +47,17 @@ _FEW = 3
 _SECONDS = 60  # for a call of eager with custom operators
 _TRIES = 2  # for each case that there may be: a try calls eager five times
 _SIZES = 6
+_SIZE_TRIES = 64  # calls, in which sizes that depend on data are looked for
+_EDGES = (0, 1, 2)  # torch takes such a size for neither 0 nor 1 where it asks about broadcasting and layout
+_SEEDS = 4
 _SMALL_INPUTS = 1 << 15  # bytes of a call's inputs, if its sizes may vary
 _SEED = 500_000  # apart from those of the drawn cases
 _ILL_CONDITIONED = "of which rounding decides `{}`, as it does for drawn values ({})"
 _SAY_HOW_NEAR = "in the spec, a Tolerance says how near is right"
 _ROUND_AS_EAGER = "--inductor-config emulate_precision_casts=True rounds each operator's result as eager does"
+
+ArgumentPosition = tuple[str, int]
+Chosen = Mapping[ArgumentPosition, str]
 
 
 @dataclass(frozen=True)
@@ -234,7 +242,7 @@ def _of_sizes(
     task: _Task, stability: NumericalStability, method: TracedMethod, drawn: Sequence[RecordedCase]
 ) -> Iterator[RecordedCase]:
     """Yields steady cases of a method in which the sizes that depend on data are 0, 1, 2 and the greatest."""
-    if not drawn or not (sizes := data_sizes(method)):
+    if not drawn or not (sizes := _data_sizes(method)):
         return
     largest = task.sizes(drawn[0])[0]
     try:
@@ -242,14 +250,7 @@ def _of_sizes(
     except (ExportError, UsageError):  # the spec's function does not draw them
         return
     seen: set[str] = set()
-    edges = sized_calls(
-        sizes,
-        lambda seed: task.draw(drawn[0], largest, task.seed + _SEED + seed),
-        task.with_edge_values,
-        lambda calls: task.kinds(calls, kinds_of_rows),
-        task.run,
-    )
-    for reaching in edges:
+    for reaching in _reaching(task, sizes, lambda seed: task.draw(drawn[0], largest, task.seed + _SEED + seed)):
         for calls, chosen in reaching[:_TRIES]:
             if (digest := _digest(calls)) in seen:
                 break
@@ -258,6 +259,88 @@ def _of_sizes(
             if isinstance(case, RecordedCase):
                 yield case
                 break
+
+
+@dataclass(frozen=True)
+class _DataSize:
+    """A size of an operator's result that depends on data.
+
+    Attributes:
+        operator: The operator.
+        number: Which of the method's calls of this operator, from 0.
+        path: Where the size is in its result.
+    """
+
+    operator: torch._ops.OpOverload
+    number: int
+    path: KeyPath
+
+
+def _data_sizes(method: TracedMethod) -> list[_DataSize]:
+    """Returns the sizes that operators of a method find in data, in the order of its calls."""
+    counts: Counter[object] = Counter()
+    found = []
+    for node in method.program.graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        paths = (node.meta.get("unbacked_bindings") or {}).values()
+        sizes = [path for path in paths if any(getattr(key, "name", "") == "size" for key in path)]
+        found += [_DataSize(node.target, counts[node.target], path) for path in sizes]
+        counts[node.target] += 1
+    return found
+
+
+def _reaching(
+    task: _Task, sizes: Sequence[_DataSize], draw: Callable[[int], list[DrawnCall]]
+) -> Iterator[list[tuple[list[DrawnCall], Chosen]]]:
+    """Yields for each edge of each size the calls that reach it, those with the fewest changes first."""
+    reached: dict[tuple[int, int], list[tuple[list[DrawnCall], Chosen]]] = defaultdict(list)
+    for seed, chosen in itertools.islice(_plans(task.kinds(draw(0), kinds_of_rows)), _SIZE_TRIES):
+        seen = _Sizes(sizes)
+        try:
+            calls = draw(seed)
+            calls = task.with_edge_values(calls, chosen, seed) if chosen else calls
+            with watched_by(seen):
+                task.run(calls)
+        except (ExportError, UsageError):
+            continue
+        for position, size in seen.found.items():
+            reached[position, size].append((calls, chosen))
+    for position in range(len(sizes)):
+        found = sorted(size for known, size in reached if known == position)
+        for size in dict.fromkeys((*_EDGES, *found[-1:])):
+            if (position, size) in reached:
+                yield reached[position, size]
+
+
+def _plans(kinds: Mapping[ArgumentPosition, Sequence[str]]) -> Iterator[tuple[int, dict[ArgumentPosition, str]]]:
+    """Yields seeds and kinds: as drawn, one input changed, then two, with another seed each time."""
+    yield from ((seed, {}) for seed in range(_SEEDS))
+    seed = _SEEDS
+    for changed in range(1, min(len(kinds), 2) + 1):
+        for positions in itertools.combinations(kinds, changed):
+            for chosen in itertools.product(*(kinds[position] for position in positions)):
+                yield seed, dict(zip(positions, chosen))
+                seed += 1
+
+
+class _Sizes(OperatorMode):
+    """Notes the sizes that operators find."""
+
+    def __init__(self, wanted: Sequence[_DataSize]) -> None:
+        super().__init__()
+        self._wanted = wanted
+        self._counts: Counter[object] = Counter()
+        self.found: dict[int, int] = {}
+
+    def operator(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator."""
+        answer = func(*args, **kwargs)
+        for position, each in enumerate(self._wanted):
+            if each.operator is func and each.number == self._counts[func]:
+                self.found[position] = int(key_get(answer, each.path))
+        self._counts[func] += 1
+        return answer
 
 
 def _recorded(
