@@ -68,6 +68,12 @@ def where_traced(node: torch.fx.Node) -> str:
     return where_listed(node.meta.get("stack_trace") or "")
 
 
+def called_at(node: torch.fx.Node) -> str:
+    """Returns what a node calls and the line, if it is known: "aten.add.Tensor at model.py:12 in forward: `x + 1`"."""
+    line = where_traced(node)
+    return f"{node.target}{' at ' + line if line else ''}"
+
+
 def where_listed(trace: str) -> str:
     """Returns the line of the model's code in a stack as Python prints it, or ""."""
     stack = _TRACED.findall(trace)

@@ -11,7 +11,7 @@ import torch
 from exportkit.errors import UsageError
 from exportkit.export.models.call_signature import BoundCall
 from exportkit.export.models.source_lines import users_code
-from exportkit.export.record.cases import check_drawn, draw_inputs, dtype_of
+from exportkit.export.record.cases import as_described, check_drawn, draw_inputs
 from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
 from exportkit.package.manifest import Call, ConstantNode, Dimension, PackagedMethod
 from exportkit.sizes import label_of, sizes_of
@@ -128,8 +128,8 @@ def _drawn_by_user(model: DescribedModel, sizes: Mapping[str, int], seed: int) -
         bound, call = eager.bind(name, args, kwargs), by_name[name]
         own = sizes_of(call.inputs, [tensor.shape for tensor in bound.tensors])
         check_drawn(bound, call, own, f"{what}, call {number} ({name}),")
-        tensors = tuple(t.detach().cpu().to(dtype_of(w)).contiguous() for t, w in zip(bound.tensors, call.inputs))
-        drawn.append(DrawnCall(name, eager.bind(name, *bound.with_tensors(tensors)), own))
+        placed = bound.with_tensors(as_described(bound.tensors, call))
+        drawn.append(DrawnCall(name, eager.bind(name, *placed), own))
     if not drawn:
         raise UsageError(f"{what} returned no calls, but a {type(answer).__name__}", hint=_SEQUENCE)
     _check_state_sizes(eager, drawn, held, what)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,19 +35,6 @@ def describe_output(result: Any) -> Node:
     return node
 
 
-@dataclass(frozen=True)
-class DescribedProgram:
-    """What a program takes and returns.
-
-    Attributes:
-        call: The call, for the manifest.
-        state: The shapes of the state tensors that the program takes after the call's.
-    """
-
-    call: Call
-    state: tuple[tuple[int | Size, ...], ...]
-
-
 def describe_program(
     program: torch.export.ExportedProgram,
     bound: BoundCall,
@@ -58,7 +44,7 @@ def describe_program(
     *,
     written: Collection[str] = (),
     cast: torch.dtype | None = None,
-) -> DescribedProgram:
+) -> tuple[Call, tuple[tuple[int | Size, ...], ...]]:
     """Describes a traced program for the manifest.
 
     Args:
@@ -69,6 +55,9 @@ def describe_program(
         spec: The spec, which has the tolerances.
         written: The names of the input tensors that it writes.
         cast: The dtype that the model was cast to, or None.
+
+    Returns:
+        The call, and the shapes of the state tensors that the program takes after the call's.
 
     Raises:
         UsageError: A tolerance names an unknown output.
@@ -127,7 +116,7 @@ def describe_program(
         outputs=outputs,
         dimensions=tuple(symbols.dimensions),
     )
-    return DescribedProgram(call, tuple(_fixed_shape("a state", value, symbols) for value in state))
+    return call, tuple(_fixed_shape("a state", value, symbols) for value in state)
 
 
 def taken_tensors(program: torch.export.ExportedProgram) -> list[torch.Tensor]:

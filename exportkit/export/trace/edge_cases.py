@@ -60,26 +60,13 @@ ArgumentPosition = tuple[str, int]
 Chosen = Mapping[ArgumentPosition, str]
 
 
-@dataclass(frozen=True)
-class EdgeCases:
-    """The recorded cases, and how many were left out, by the reason."""
-
-    cases: tuple[RecordedCase, ...]
-    left_out: Mapping[str, int]
-
-    def __str__(self) -> str:
-        """One line, such as "7 cases with edge values; left out: 2 that eager refuses"."""
-        reasons = ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())
-        return f"{len(self.cases)} cases with edge values" + (f"; left out: {reasons}" if reasons else "")
-
-
 def edge_cases(
     model: DescribedModel,
     traced: Sequence[TracedMethod],
     drawn: Sequence[RecordedCase],
     options: TraceOptions,
     progress: Progress,
-) -> EdgeCases:
+) -> tuple[RecordedCase, ...]:
     """Draws calls once more, gives them edge values, and records what eager answers to them.
 
     Args:
@@ -91,7 +78,7 @@ def edge_cases(
     """
     if looping := [method.name for method in traced if _loops(method.program.graph_module)]:
         progress(f"no cases with edge values: a loop of {', '.join(looping)} may not end with them")
-        return EdgeCases((), {})
+        return ()
     custom = any(graph_operators(method.program.graph_module) for method in traced)
     task = _Task(model, options.seed, index_inputs(model.eager, traced), custom)
     stateful = {method.name for method in with_state(model.methods)}
@@ -110,9 +97,9 @@ def edge_cases(
                 left_out["that would make the package too large"] += 1
             else:
                 kept.append(case)
-    found = EdgeCases(tuple(kept), left_out)
-    progress(str(found))
-    return found
+    reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+    progress(f"{len(kept)} cases with edge values" + (f"; left out: {reasons}" if reasons else ""))
+    return tuple(kept)
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,10 @@ def correct_branches(program: torch.export.ExportedProgram) -> None:
     for caller, name, graph in list(_branches(whole)):
         for node in list(graph.graph.nodes):
             if getattr(node.target, "__module__", None) == _VMAP:
+                at = where_traced(caller)
                 raise ExportError(
-                    f"torch.vmap is called within {name}{_at(caller)}, and torch.export loses there the dimension that "
-                    "it maps",
+                    f"torch.vmap is called within {name}{at and f' at {at}'}, and torch.export loses there the dimension "
+                    "that it maps",
                     hint="Write that body for all rows at once, with operators that take a batch, or vmap outside.",
                 )
             if node.op == "get_attr" and isinstance(value := getattr(graph, str(node.target), None), torch.Tensor):
@@ -61,11 +62,6 @@ def _branches(module: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, str
                 if isinstance(graph, torch.fx.GraphModule):
                     yield node, node.target.name(), graph
                     yield from _branches(graph)
-
-
-def _at(node: torch.fx.Node) -> str:
-    where = where_traced(node)
-    return f" at {where}" if where else ""
 
 
 def _make_number(graph: torch.fx.GraphModule, node: torch.fx.Node, value: torch.Tensor) -> None:
@@ -165,14 +161,10 @@ def _hand_over_sizes(module: torch.fx.GraphModule) -> None:
                 asked = module.graph.call_function(torch.ops.aten.sym_size.int, (tensor, dim))
             asked.meta["val"] = size
             given.append(asked)
-            with graph.graph.inserting_before(_first_operator(graph)):
+            with graph.graph.inserting_before(next(each for each in graph.graph.nodes if each.op != "placeholder")):
                 place = graph.graph.placeholder(f"size_{len(list(graph.graph.find_nodes(op='placeholder')))}")
             place.meta["val"] = size
         if given:
             node.args = (body, init, slices, (*others, *given))
             graph.recompile()
     module.recompile()
-
-
-def _first_operator(graph: torch.fx.GraphModule) -> torch.fx.Node:
-    return next(node for node in graph.graph.nodes if node.op != "placeholder")

@@ -18,7 +18,7 @@ from exportkit.errors import ExportError
 from exportkit.export.models.call_signature import BoundCall, with_forward
 from exportkit.export.models.method_specs import written_names
 from exportkit.export.models.program_model import STATE, graphs_of, taken
-from exportkit.export.models.source_lines import where_traced
+from exportkit.export.models.source_lines import called_at
 from exportkit.export.record.state_buffers import StateBuffer, place_of, settled
 from exportkit.export.torch_patches.dispatch import written_leaves
 from exportkit.export.torch_patches.quiet import quiet_torch
@@ -132,7 +132,7 @@ def written_constants(program: ExportedProgram) -> list[str]:
     names = program.graph_signature.inputs_to_lifted_tensor_constants
     constants = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
     return [
-        _line(node)
+        called_at(node)
         for node in program.graph.nodes
         if any(_shares(leaf.meta["val"], constants) for leaf in _written_by(node))
     ]
@@ -141,17 +141,12 @@ def written_constants(program: ExportedProgram) -> list[str]:
 def _written_within(
     program: ExportedProgram, writing: Sequence[tuple[torch.fx.GraphModule, torch.fx.Node]]
 ) -> ExportError:
-    lines = dict.fromkeys(_line(node) for part, node in writing if part is not program.graph_module)
+    lines = dict.fromkeys(called_at(node) for part, node in writing if part is not program.graph_module)
     return ExportError(
         "the model writes into a tensor inside of a branch or a loop, and torch cannot follow that:"
         + "".join(f"\n    {line}" for line in lines),
         hint="Write out of place there, `x = x + 1` and not `x += 1`, and return the new tensor.",
     )
-
-
-def _line(node: torch.fx.Node) -> str:
-    where = where_traced(node)
-    return f"{node.target}{' at ' + where if where else ''}"
 
 
 def _written_by(node: torch.fx.Node) -> list[torch.fx.Node]:

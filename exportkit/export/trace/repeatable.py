@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.models.call_signature import BoundCall
-from exportkit.export.models.source_lines import where_traced
+from exportkit.export.models.source_lines import called_at
 from exportkit.export.torch_patches.dispatch import by_name, watched_by
 from exportkit.export.torch_patches.needed_nodes import needed_for
 from exportkit.export.trace.lifted import written_constants
@@ -140,11 +140,7 @@ def check_random(program: torch.export.ExportedProgram) -> None:
     Raises:
         ExportError: One does. The message names the operators and the lines that call them.
     """
-    drawing = {}
-    for node in _needed(program.graph_module):
-        if _draws(node):
-            where = where_traced(node)
-            drawing[f"{node.target}{' at ' + where if where else ''}"] = True
+    drawing = dict.fromkeys(called_at(node) for node in _needed(program.graph_module) if _draws(node))
     if drawing:
         raise ExportError(
             "the model draws random numbers, and a package would not draw the ones that eager draws:"

@@ -150,15 +150,15 @@ def _trace_foreign(
     with eager_mode(tf32=options.tf32):
         answer = check_model(lambda: eager.session().call(FORWARD, bound), device)
     sizes = named_sizes(program, spec, options)
-    call = describe_program(
+    call, _ = describe_program(
         program, bound, sizes, describe_output(answer.result), spec, written=tuple(answer.written)
-    ).call
+    )
     method = TracedMethod(FORWARD, program, call)
     example = {FORWARD: sizes_of(call.inputs, [tensor.shape for tensor in bound.tensors])}
     described = DescribedModel(eager, [method.packaged], (), device, options.tf32)
     cases = record_cases(described, example, options, progress)
     if options.edge_cases and options.cases > 1:
-        cases += edge_cases(described, [method], cases, options, progress).cases
+        cases += edge_cases(described, [method], cases, options, progress)
     return Traced(
         methods=(method,),
         operators=describe_operators(graph_operators(program.graph_module)),

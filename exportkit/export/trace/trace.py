@@ -70,7 +70,7 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         cases = record_cases(described, examples, options, progress)
         tried = _tried_cases(described, traced, options.seed, progress)
         if options.edge_cases and options.cases > 1 and not free:
-            cases += edge_cases(described, methods, cases, options, progress).cases
+            cases += edge_cases(described, methods, cases, options, progress)
         progress("comparing the program with the cases")
         cases += tried
         check_programs(described, traced, cases, values=not free)

@@ -121,12 +121,11 @@ def trace_method(
         check_random(program)
     check_operators(graph_operators(program.graph_module), device)
     check_calls(program.graph_module, device)
-    described = describe_program(
+    call, shapes = describe_program(
         program, bound, sizes, output, spec, written=tuple(answer.written), cast=parse_floating(options.dtype)
     )
-    call = _with_tried(described.call, tried)
-    check_shapes(name, dict(zip((use.index for use in state), described.state)), eager.buffers)
-    return TracedTask(task, sizes, TracedMethod(name, program, call, state), tried)
+    check_shapes(name, dict(zip((use.index for use in state), shapes)), eager.buffers)
+    return TracedTask(task, sizes, TracedMethod(name, program, _with_tried(call, tried), state), tried)
 
 
 def _with_tried(call: Call, tried: Sequence[Sizes]) -> Call:
