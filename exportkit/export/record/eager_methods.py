@@ -165,10 +165,10 @@ class EagerSession:
         args, kwargs = bound.with_tensors(given)
         buffers = self._methods.buffers
         in_place = {name: self._state[buffer.name] for buffer in buffers for name in buffer.names}
-        with holding(model, in_place) as held, gradients_of(model):
+        with holding(model, in_place) as now_in, gradients_of(model):
             result = model(*args, **kwargs)
             now = {
-                buffer.name: settled(self._state[buffer.name], {name: held.now(name) for name in buffer.names})
+                buffer.name: settled(self._state[buffer.name], {name: now_in(name) for name in buffer.names})
                 for buffer in buffers
             }
         look_into_dataclasses(result)

@@ -93,35 +93,6 @@ class SessionReferences:
     parts: tuple[References | None, ...]
 
 
-def references(
-    model: torch.nn.Module,
-    bound: BoundCall,
-    eager: Sequence[torch.Tensor],
-    outputs: Sequence[TensorOutput],
-    wanted: Collection[str],
-    *,
-    tf32: bool = False,
-) -> References | None:
-    """Computes one call without state: see `wide_answers` and `session_references`.
-
-    Args:
-        model: The model. It does not change.
-        bound: The call, on the model's device.
-        eager: The model's own outputs.
-        outputs: The manifest's outputs.
-        wanted: The names of the floating outputs that need a reference.
-        tf32: Whether the model's own outputs may have been computed with TF32.
-    """
-    if len(eager) != len(outputs) or not wanted:
-        return None
-    by_name = {output.name: tensor for output, tensor in zip(outputs, eager)}
-    call = AnsweredCall(outputs, by_name, wanted, model=model, bound=bound)
-    if (computed := wide_answers([call])) is None:
-        return None
-    found = session_references([call], computed, tf32=tf32)
-    return found.parts[0] if found else None
-
-
 @dataclass(frozen=True)
 class WideAnswers:
     """What a session gives in a wide dtype.

@@ -102,7 +102,7 @@ class _Edit:
     """Dynamic sizes that change step by step."""
 
     def __init__(self, sizes: DynamicSizes) -> None:
-        self.places, self.example = sizes.by_axis, sizes.example
+        self.places, self.example = dict(sizes.by_axis), sizes.example
         self.ranges = {dimension.name: (dimension.min, dimension.max) for dimension in sizes.dimensions}
 
     def tied(self, suggested: Mapping[str, str], examples: Examples) -> _Edit:

@@ -34,8 +34,8 @@ def correct_branches(program: torch.export.ExportedProgram) -> None:
             if getattr(node.target, "__module__", None) == _VMAP:
                 at = where_traced(caller)
                 raise ExportError(
-                    f"torch.vmap is called within {name}{at and f' at {at}'}, and torch.export loses there the dimension "
-                    "that it maps",
+                    f"torch.vmap is called within {name}{at and f' at {at}'}, and torch.export loses there the "
+                    "dimension that it maps",
                     hint="Write that body for all rows at once, with operators that take a batch, or vmap outside.",
                 )
             if node.op == "get_attr" and isinstance(value := getattr(graph, str(node.target), None), torch.Tensor):
