@@ -11,8 +11,8 @@ from exportkit.errors import UsageError
 CpuIsa = Literal["x86-64-v3", "x86-64-v4", "armv8-a", "armv8.2-a+dotprod", "armv8.2-a+dotprod+sve+bf16"]
 
 
-# The machine, and the length of vectors in bits. Code for Arm's has NEON's length throughout: torch's classes for SVE are
-# for vectors of one length, but Graviton 3 and Grace differ in it. What else a CPU has, the compiler makes use of.
+# The machine, and the length of vectors in bits. Code for Arm's has NEON's length throughout: torch's classes for SVE
+# are for vectors of one length, but Graviton 3 and Grace differ in it. What else a CPU has, the compiler makes use of.
 _LEVELS: dict[str | None, tuple[str, int]] = {
     "x86-64-v3": ("x86_64", 256),
     "x86-64-v4": ("x86_64", 512),

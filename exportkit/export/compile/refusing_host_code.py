@@ -12,6 +12,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import NullKernelHandler, V
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from exportkit.export.sizes.shapes import expression_of
 from exportkit.export.torch_patches.patched import Function
 from exportkit.package.compiled_with import REFUSED
 
@@ -80,7 +81,7 @@ def _may_find_nothing(node: torch.fx.Node) -> bool:
         for name, each in zip(names, node.args)
         if isinstance(each, torch.fx.Node) and "ind" not in name
     ]
-    sizes = [_expression(size) for each in given if isinstance(each, torch.Tensor) for size in each.shape]
+    sizes = [expression_of(size) for each in given if isinstance(each, torch.Tensor) for size in each.shape]
     return not all(V.graph.sizevars.statically_known_true(size > 0) for size in sizes)
 
 
@@ -95,7 +96,7 @@ def reducing_something(run: Function, graph: GraphLowering, node: torch.fx.Node)
     result = run(graph, node)
     if name := _EXTREMES.get(node.target):
         given: Any = node.args[0]
-        count = sympy.prod(map(_expression, given.meta["val"].shape))
+        count = sympy.prod(map(expression_of, given.meta["val"].shape))
         if not graph.sizevars.statically_known_true(count > 0):
             refusal = _NoElements(sympy.Ne(count, 0), f"{name}() of no elements")
             graph.register_buffer(refusal, set_name=True)
@@ -107,7 +108,3 @@ class _NoElements(ir.AssertScalar):
     def codegen(self, wrapper: Any) -> None:
         holds = wrapper.codegen_cpp_sizevar(self.scalar, simplify=False)
         wrapper.writeline(f'if (!({holds})) {{ throw std::out_of_range("{REFUSED}{self.msg}"); }}')
-
-
-def _expression(size: int | torch.SymInt) -> sympy.Expr:
-    return sympy.sympify(size.node.expr if isinstance(size, torch.SymInt) else size)

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-import sympy
 import torch
 from torch._inductor import lowering
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from exportkit.export.sizes.shapes import expression_of
 from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
 from exportkit.export.torch_patches.patched import Function, patched
 
@@ -88,8 +88,8 @@ def _true_order(real: object, fake: object) -> _Order | None:
     """Returns how a result lies in memory, if not as its fake says. Nothing is known of one with gaps."""
     if not isinstance(real, torch.Tensor) or not isinstance(fake, FakeTensor) or not real.numel():
         return None
-    known = {_expression(said): size for said, size in zip(fake.shape, real.shape)}
-    said = [_expression(stride).xreplace(known) for stride in fake.stride()]
+    known = {expression_of(said): size for said, size in zip(fake.shape, real.shape)}
+    said = [expression_of(stride).xreplace(known) for stride in fake.stride()]
     if all(size == 1 or one == other for size, one, other in zip(real.shape, said, real.stride())):
         return None
     order = tuple(sorted(range(real.ndim), key=real.stride().__getitem__, reverse=True))
@@ -108,7 +108,3 @@ def _laid_out(fake: Any, order: _Order | None) -> Any:
 
 def _call(func: object, args: Any, kwargs: Any) -> _Call:
     return (func, *(each for each in tree_leaves((args, kwargs)) if not isinstance(each, (torch.Tensor, torch.SymInt))))
-
-
-def _expression(number: Any) -> sympy.Expr:
-    return number.node.expr if isinstance(number, torch.SymInt) else sympy.Integer(number)

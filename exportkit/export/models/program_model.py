@@ -129,7 +129,7 @@ class ForeignModel(_Holder):
         names = [name for name in (*signature.parameters, *signature.buffers) if name in tensors]
         for name in names:
             self.hold(name, tensors[name], persistent=name not in signature.non_persistent_buffers)
-        self.forward = _Program(self, module, names, []).function()
+        self.forward = _calling(self, module, names, [])
 
 
 def _make_bases(constants: dict[str, Any]) -> None:
@@ -164,32 +164,26 @@ class ProgramModel(_Holder):
                 tensor = program.state_dict[name]
                 self.hold(name, tied.setdefault(id(tensor), tensor))
             used = [manifest.state[use.index].name for use in manifest.method(method).state]
-            functions[method] = _Program(self, module, own, used).function()
+            functions[method] = _calling(self, module, own, used)
         for state in manifest.state:
             for name in (state.name, *state.aliases):
                 self.hold(name, initial[state.name])
         self.__dict__["methods"] = type("Methods", (), {name: staticmethod(f) for name, f in functions.items()})
 
 
-class _Program:
-    """Calls the program of one method with the tensors that the model has now."""
+def _calling(model: _Holder, module: torch.nn.Module, weights: list[str], state: list[str]) -> Callable[..., Any]:
+    """Returns what calls the program of a method, by the method's signature, with the tensors that the model has."""
 
-    def __init__(self, model: _Holder, module: torch.nn.Module, weights: list[str], state: list[str]) -> None:
-        self._model, self._module, self._weights, self._state = model, module, weights, state
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if state:
+            kwargs[STATE] = tuple(model.tensor(name) for name in state)
+        now = {name: model.tensor(name) for name in weights}
+        return torch.func.functional_call(module, now, args, kwargs, tie_weights=False)
 
-    def function(self) -> Callable[..., Any]:
-        """Returns a function with the signature of the method."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self._state:
-                kwargs[STATE] = tuple(self._model.tensor(name) for name in self._state)
-            weights = {name: self._model.tensor(name) for name in self._weights}
-            return torch.func.functional_call(self._module, weights, args, kwargs, tie_weights=False)
-
-        signature = inspect.signature(self._module.forward)
-        kept = [parameter for parameter in signature.parameters.values() if parameter.name != STATE]
-        call.__dict__["__signature__"] = signature.replace(parameters=kept)
-        return call
+    signature = inspect.signature(module.forward)
+    kept = [parameter for parameter in signature.parameters.values() if parameter.name != STATE]
+    call.__dict__["__signature__"] = signature.replace(parameters=kept)
+    return call
 
 
 def _writes(method: PackagedMethod) -> tuple[str, ...]:

@@ -196,6 +196,11 @@ def _integer(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True, positive=True)
 
 
+def expression_of(size: int | torch.SymInt) -> sympy.Expr:
+    """Returns a size as an expression."""
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
 def linear_in_one(expression: sympy.Expr) -> tuple[sympy.Symbol, int, int] | None:
     """Returns (symbol, scale, offset) of scale * symbol + offset; None for anything else."""
     if len(expression.free_symbols) != 1:

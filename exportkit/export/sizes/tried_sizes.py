@@ -33,8 +33,7 @@ def holds(condition: sympy.Basic, ranges: Ranges) -> bool:
     """
     if condition in (sympy.true, sympy.false):
         return bool(condition == sympy.true)
-    box = _box(condition, ranges)
-    if box is None:
+    if (box := _box(condition, ranges)) is None:
         return False
     try:
         return bool(numpy.all(_evaluate(condition, dict(zip(box, _values(box))))))

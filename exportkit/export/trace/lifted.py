@@ -158,30 +158,19 @@ def _written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
 
 
-def used_state(program: ExportedProgram, count: int) -> list[int]:
-    """Returns the positions of the state tensors, which a program takes last, that it uses.
+def without_unused(program: ExportedProgram, count: int) -> tuple[ExportedProgram, list[int]]:
+    """Returns a program that takes only the state tensors that it uses, and their positions among all.
 
     Args:
         program: The program.
-        count: The number of state tensors.
+        count: The number of state tensors that it takes, last.
     """
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     names = taken(program)[-count:] if count else []
-    return [position for position, name in enumerate(names) if nodes[name].users]
-
-
-def without_unused(program: ExportedProgram, count: int, used: Sequence[int]) -> ExportedProgram:
-    """Returns a program that takes only the state tensors that it uses.
-
-    Args:
-        program: The program.
-        count: The number of state tensors that it takes.
-        used: The positions of those that it uses.
-    """
+    used = [position for position, name in enumerate(names) if nodes[name].users]
     if len(used) == count:
-        return program
-    names = taken(program)[-count:]
-    unused = {name for position, name in enumerate(names) if position not in used}
+        return program, used
+    unused = {name for name in names if not nodes[name].users}
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in unused:
             program.graph.erase_node(node)
@@ -202,7 +191,7 @@ def without_unused(program: ExportedProgram, count: int, used: Sequence[int]) ->
         in_spec=tree_structure((args, kwargs)),
         forward_arg_names=[name for name in whole.signature.forward_arg_names or () if name != STATE or state],
     )
-    return ExportedProgram(
+    smaller = ExportedProgram(
         program.graph_module,
         program.graph,
         signature,
@@ -213,6 +202,7 @@ def without_unused(program: ExportedProgram, count: int, used: Sequence[int]) ->
         program.constants,
         verifiers=program.verifiers,
     )
+    return smaller, used
 
 
 def run_program(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes
-from exportkit.export.sizes.size_changes import proposals, sizes_as_texts, violated_names
+from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes, expression_of
+from exportkit.export.sizes.size_changes import SizeChange, changes_between, proposals, sizes_as_texts, violated_names
 from exportkit.export.trace.describe_program import taken_tensors
 from exportkit.export.trace.judged_sizes import export_judged
 from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask, call_export
@@ -40,6 +40,12 @@ def sizes_that_trace(task: TracingTask, refused: RefusedByTorchError, tries: int
     return None
 
 
+def changes_that_trace(task: TracingTask, refused: RefusedByTorchError, tries: int) -> tuple[SizeChange, ...]:
+    """Returns the changes of sizes with which the model can be traced; none if there are none."""
+    found = sizes_that_trace(task, refused, tries)
+    return changes_between(refused.sizes, found, task.examples) if found else ()
+
+
 def _with_followers(task: TracingTask, refused: RefusedByTorchError) -> list[DynamicSizes]:
     """Returns the sizes with those of other inputs that follow a refused one, which a trace without names tells.
 
@@ -64,6 +70,5 @@ def _with_followers(task: TracingTask, refused: RefusedByTorchError) -> list[Dyn
 
 
 def _same(values: Mapping[str, torch.Tensor], one: tuple[str, int], other: tuple[str, int]) -> bool:
-    sizes: list[int | torch.SymInt] = [values[tensor].shape[dim] for tensor, dim in (one, other)]
-    expressions = [size.node.expr for size in sizes if isinstance(size, torch.SymInt)]
-    return len(expressions) == 2 and bool(expressions[0] == expressions[1])
+    first, second = (expression_of(values[tensor].shape[dim]) for tensor, dim in (one, other))
+    return not first.is_Integer and bool(first == second)

@@ -110,14 +110,11 @@ def call_export(
     Raises:
         RefusedByTorchError: torch refused the model.
     """
-    return traced(task.spec.model, lambda: _call_export(export, task, sizes, assumed))
+    return traced(task.spec.model, lambda: _called(export, task, sizes, assumed))
 
 
-def _call_export(
-    export: Callable[..., torch.export.ExportedProgram],
-    task: TracingTask,
-    sizes: DynamicSizes,
-    assumed: Collection[sympy.Basic] | None,
+def _called(
+    export: Callable[..., Any], task: TracingTask, sizes: DynamicSizes, assumed: Collection[sympy.Basic] | None
 ) -> tuple[torch.export.ExportedProgram, GuardLog]:
     dims = torch_dimensions(sizes, (buffer.dimension for buffer in task.state))
     bound, model = task.bound, task.spec.model
