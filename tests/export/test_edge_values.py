@@ -15,6 +15,7 @@ from exportkit import ExportSpec, Tolerance
 from exportkit.errors import ModelRunError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
+from exportkit.export.record.eager_methods import DescribedModel
 from exportkit.export.record.edge_values import SPREADING, kinds_of, planned, with_edge_values
 from exportkit.export.record.record import MAX_CASES_BYTES, RecordedCase
 from exportkit.export.record.rounding import Rounded
@@ -336,6 +337,6 @@ def test_a_kernel_that_ends_the_gpu_s_context_is_named(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
     monkeypatch.setattr(edge_cases._Task, "_answered", lambda *_: None)
-    task = edge_cases._Task(None, (), (), None, torch.device("cuda"), {}, True)
+    task = edge_cases._Task(DescribedModel(None, (), device=torch.device("cuda")), 0, frozenset(), True)
     with pytest.raises(ModelRunError, match=r"ended the GPU's context .* an illegal memory access was encountered\n"):
         task.run([])

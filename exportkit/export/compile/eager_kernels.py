@@ -87,9 +87,6 @@ def eager_kernels(operators: Sequence[str]) -> AbstractContextManager[None]:
 
     Args:
         operators: What `read_eager_kernels` returned.
-
-    Raises:
-        ExportError: This torch lacks a function that is replaced for that.
     """
     if not operators:
         return nullcontext()

@@ -27,11 +27,7 @@ _POOLS = frozenset({"max_unpool2d", "max_unpool3d"})
 
 
 def guarded_indices() -> AbstractContextManager[None]:
-    """Gives eager's kernels indices in range while the block runs; the code refuses others (`refusing_code`).
-
-    Raises:
-        ExportError: This torch lacks a function that is replaced for that.
-    """
+    """Gives eager's kernels indices in range while the block runs; the code refuses others (`refusing_code`)."""
     return all_patched(
         ("FallbackKernel.create", _with_guards),
         ("IndexPutFallback.__init__", _put),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,33 +38,22 @@ _LOOP_THREADS = 8  # with which Inductor decides how many loops are divided amon
 
 @contextmanager
 def changed_inductor() -> Iterator[None]:
-    """Makes all changes while the block runs.
-
-    Raises:
-        ExportError: This torch lacks a function that export changes.
-    """
-    with ExitStack() as changes:
-        for change in (
-            _whole_rows,
-            _divided_loops,
-            _never_one_thread,
-            _room_for_every_thread,
-            _keys_that_are_there,
-            cascade_sums,
-            reduction_tiling,
-            _sums_at_one_place,
-            _positions_that_wrap,
-            _slices_with_two_ends,
-            _kernels_of_libraries,
-            _values_before_writes,
-            _padding_by_hints,
-        ):
-            changes.enter_context(change())
-        changes.enter_context(operators_as_called())
-        changes.enter_context(operator_calls())
-        changes.enter_context(_no_wait_for_others())
-        if notes():
-            changes.enter_context(patched("Interpreter.run_node", _noting))
+    """Makes all changes while the block runs."""
+    changes = all_patched(
+        ("sizevars.join_dimensions", _whole_rows),
+        ("CppKernel.decide_parallel_depth", _divided_loops),
+        ("torch.get_num_threads", _never_one_thread),
+        ("cpp_flex_attention_template.parallel_num_threads", _room_for_every_thread),
+        ("CppMicroGemmFP32Vec.TEMPLATE_KERNEL", _keys_that_are_there),
+        ("CppVecKernel.store", _sums_at_one_place),
+        ("IndexPropagation.propagate_sympy", _positions_that_wrap),
+        ("DynamicSliceSize.__init__", _slices_with_two_ends),
+        ("post_grad.remove_noop_ops", _values_before_writes),
+        ("pad_mm.is_mm_compute_bound", _padding_by_hints),
+        ("_filelock.FileLock", _no_wait_for_others),
+        *([("Interpreter.run_node", _noting)] if notes() else []),
+    )
+    with changes, cascade_sums(), reduction_tiling(), _kernels_of_libraries(), operators_as_called(), operator_calls():
         yield
 
 
@@ -84,59 +73,47 @@ def _noting(run: Function, interpreter: torch.fx.Interpreter, node: torch.fx.Nod
     return run(interpreter, node)
 
 
-def _whole_rows() -> AbstractContextManager[None]:
+def _whole_rows(join: Function, index: sympy.Expr) -> sympy.Expr:
     """Lets Inductor see that `n * (i // n) + i % n` is `i` where n is a sum, such as an image's gh * gw + 1 tokens.
 
     It looks for one term `n * (i // n)`. But it multiplies products out, so that there is one for each term of n. It
     then takes rows that lie one after the other for rows with gaps, and copies the input of a matrix product.
     """
-
-    def joined(join: Function, index: sympy.Expr) -> sympy.Expr:
-        index = join(index)
-        for rest in sorted(index.atoms(ModularIndexing), key=sympy.default_sort_key):
-            base, divisor, size = rest.args
-            quotient, scale = FloorDiv(base, divisor * size), index.coeff(rest)
-            if size.is_Add and scale != 0 and sympy.expand(index.coeff(quotient) - scale * size) == 0:
-                others = sympy.expand(index - scale * (rest + size * quotient))
-                return joined(join, others + scale * FloorDiv(base, divisor))
-        return index
-
-    return patched("sizevars.join_dimensions", joined)
+    index = join(index)
+    for rest in sorted(index.atoms(ModularIndexing), key=sympy.default_sort_key):
+        base, divisor, size = rest.args
+        quotient, scale = FloorDiv(base, divisor * size), index.coeff(rest)
+        if size.is_Add and scale != 0 and sympy.expand(index.coeff(quotient) - scale * size) == 0:
+            others = sympy.expand(index - scale * (rest + size * quotient))
+            return _whole_rows(join, others + scale * FloorDiv(base, divisor))
+    return index
 
 
-def _padding_by_hints() -> AbstractContextManager[None]:
+def _padding_by_hints(bound: Function, *sizes: Any) -> Any:
     """Lets Inductor decide whether it pads a product without a condition on the product's sizes.
 
     torch 2.11 asks `K > M` of a product in bfloat16, and takes the answer for the example for granted at all sizes.
     """
-
-    def by_hints(bound: Function, *sizes: Any) -> Any:
-        return bound(*(size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes))
-
-    return patched("pad_mm.is_mm_compute_bound", by_hints)
+    return bound(*(size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes))
 
 
-def _divided_loops() -> AbstractContextManager[None]:
+def _divided_loops(decide: Function, kernel: CppKernel, deepest: Any, threads: int) -> Any:
     """Lets the threads of a CPU share more loops than the one over the batch.
 
     Inductor joins outer loops until the example's sizes occupy the threads of the machine that compiles. With two
     threads and an example of two samples this is the loop over the batch, and a batch of one would run on one thread
     on every machine. With one number for all machines, all write the same code.
     """
-
-    def for_our_threads(decide: Function, kernel: CppKernel, deepest: Any, threads: int) -> Any:
-        return decide(kernel, deepest, threads if config.cpp.threads > 0 else _LOOP_THREADS)
-
-    return patched("CppKernel.decide_parallel_depth", for_our_threads)
+    return decide(kernel, deepest, threads if config.cpp.threads > 0 else _LOOP_THREADS)
 
 
-def _never_one_thread() -> AbstractContextManager[None]:
+def _never_one_thread(count: Function) -> int:
     """Lets a machine of one thread write the code that others write.
 
     For one thread, Inductor lets each thread of a parallel region do what one of them should. With more threads where
     it runs, such code counts `count += 1` several times.
     """
-    return patched("torch.get_num_threads", lambda count: max(count(), 2))
+    return max(int(count()), 2)
 
 
 class _ThreadsAtRunTime(int):
@@ -146,65 +123,53 @@ class _ThreadsAtRunTime(int):
         return "at::get_num_threads()"
 
 
-def _room_for_every_thread() -> AbstractContextManager[None]:
+def _room_for_every_thread(count: Function) -> int:
     """Lets attention with a function (flex_attention) have memory for each thread that runs it.
 
     Inductor writes the number of threads of the machine that compiles. With more, a package would write beyond it.
     """
-    return patched("cpp_flex_attention_template.parallel_num_threads", lambda count: _ThreadsAtRunTime(count()))
+    return _ThreadsAtRunTime(count())
 
 
 _EIGHT_KEYS = "N % Vectorized::size() == 0 && 24"
 
 
-def _keys_that_are_there() -> AbstractContextManager[None]:
+def _keys_that_are_there(template: str) -> str:
     """Lets attention with a function (flex_attention) read and write the last keys of a block, and none after them.
 
     With vectors of eight, Inductor takes 8 last keys for 16. It reads memory after the keys, and writes their scores
     over the greatest scores of other rows, or after its memory.
     """
-
-    def counted(template: str) -> str:
-        return template.replace(_EIGHT_KEYS, "N == BLOCK_N && 24")
-
-    return patched("CppMicroGemmFP32Vec.TEMPLATE_KERNEL", counted)
+    return template.replace(_EIGHT_KEYS, "N == BLOCK_N && 24")
 
 
-def _sums_at_one_place() -> AbstractContextManager[None]:
+def _sums_at_one_place(
+    store: Function, kernel: CppVecKernel, name: str, index: sympy.Expr, value: Any, mode: Any = None
+) -> None:
     """Lets a vector be added to one element, as `index_add` does where its target has one column.
 
     Inductor adds a vector to as many elements as it has, and fails in an assertion where its index is one number.
     """
-
-    def stored(
-        store: Function, kernel: CppVecKernel, name: str, index: sympy.Expr, value: Any, mode: Any = None
-    ) -> None:
-        place = kernel.rename_indexing(index)
-        varying = kernel.itervars[kernel.tiling_idx]
-        if mode != "atomic_add" or kernel._try_get_const_stride(place, varying) != 0:
-            store(kernel, name, index, value, mode)
-            return
-        target, count = kernel.args.output(name), cexpr_index(kernel.num_elems)
-        kept = f"std::array<{DTYPE_TO_CPP[V.graph.get_dtype(name)]}, {kernel.tiling_factor}> each; "
-        given = value if value.is_vec else kernel.broadcast(value)
-        added = f"for (long i = 0; i < {count}; ++i) atomic_add(&{target}[{cexpr_index(place)}], each[i]);"
-        kernel.stores.writeline(DeferredLine(name, f"{{ {kept}{given}.store(each.data(), {count}); {added} }}"))
-
-    return patched("CppVecKernel.store", stored)
+    place = kernel.rename_indexing(index)
+    varying = kernel.itervars[kernel.tiling_idx]
+    if mode != "atomic_add" or kernel._try_get_const_stride(place, varying) != 0:
+        store(kernel, name, index, value, mode)
+        return
+    target, count = kernel.args.output(name), cexpr_index(kernel.num_elems)
+    kept = f"std::array<{DTYPE_TO_CPP[V.graph.get_dtype(name)]}, {kernel.tiling_factor}> each; "
+    given = value if value.is_vec else kernel.broadcast(value)
+    added = f"for (long i = 0; i < {count}; ++i) atomic_add(&{target}[{cexpr_index(place)}], each[i]);"
+    kernel.stores.writeline(DeferredLine(name, f"{{ {kept}{given}.store(each.data(), {count}); {added} }}"))
 
 
-def _positions_that_wrap() -> AbstractContextManager[None]:
+def _positions_that_wrap(propagate: Function, handler: IndexPropagation, name: str, args: Any, kwargs: Any) -> Any:
     """Lets what is computed from a position wrap, as in `arange(n, dtype=torch.int32) * 10 ** 9`, and round.
 
     Inductor computes with positions as with numbers that have no limits, whatever their dtype.
     """
-
-    def within_dtype(propagate: Function, handler: IndexPropagation, name: str, args: Any, kwargs: Any) -> Any:
-        found = propagate(handler, name, args, kwargs)
-        kept = not found.is_symbolic or _holds_all(found.value, dict(handler.var_to_range))
-        return found if kept else handler.fallback(name, args, kwargs)
-
-    return patched("IndexPropagation.propagate_sympy", within_dtype)
+    found = propagate(handler, name, args, kwargs)
+    kept = not found.is_symbolic or _holds_all(found.value, dict(handler.var_to_range))
+    return found if kept else handler.fallback(name, args, kwargs)
 
 
 def _holds_all(value: TypedExpr, ranges: dict[sympy.Symbol, Any]) -> bool:
@@ -220,18 +185,14 @@ def _holds_all(value: TypedExpr, ranges: dict[sympy.Symbol, Any]) -> bool:
     return bool(endless) or bool(limits.min <= found.lower and found.upper <= limits.max)
 
 
-def _slices_with_two_ends() -> AbstractContextManager[None]:
+def _slices_with_two_ends(make: Function, slice_: Any, symbol: Any, start: Any, end: Any, step: Any, size: Any) -> None:
     """Gives a slice that begins or ends at a value, `x[: n.item()]`, its other end.
 
     torch writes `None` into the C++ code there, which does not compile. torch 2.11 writes the end of
     `x[n.item() :]` as 2 ** 63, which is negative in C++, so that the slice is empty.
     """
-
-    def with_both(make: Function, slice_: Any, symbol: Any, start: Any, end: Any, step: Any, size: Any) -> None:
-        open_ended = end is None or (isinstance(end, int | sympy.Integer) and end >= sys.maxsize)
-        make(slice_, symbol, 0 if start is None else start, size if open_ended else end, step, size)
-
-    return patched("DynamicSliceSize.__init__", with_both)
+    open_ended = end is None or (isinstance(end, int | sympy.Integer) and end >= sys.maxsize)
+    make(slice_, symbol, 0 if start is None else start, size if open_ended else end, step, size)
 
 
 def operators_as_called() -> AbstractContextManager[None]:
@@ -275,17 +236,12 @@ def _kernels_of_libraries() -> Iterator[None]:
         lowering.fallbacks.difference_update(taught)
 
 
-def _values_before_writes() -> AbstractContextManager[None]:
-    """Keeps what a tensor was until it is written into another one.
+def _values_before_writes(remove: Function, graph: torch.fx.Graph) -> None:
+    """Copies, before all writes, each tensor that is written into another one after it was written itself.
 
     A program writes its results at its end, one after the other. Inductor removes a clone whose form is that of what it
     copies: of `new, old = f(new), new`, the tensor `old` would then get what `new` has become.
     """
-    return patched("post_grad.remove_noop_ops", _then_kept)
-
-
-def _then_kept(remove: Function, graph: torch.fx.Graph) -> None:
-    """Copies, before all writes, each tensor that is written into another one after it was written itself."""
     remove(graph)
     writes = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     written: set[torch.fx.Node] = set()
@@ -335,14 +291,10 @@ def _may_be_0(size: int | torch.SymInt, program: torch.export.ExportedProgram) -
 MODEL_LOCK = "model.lock"  # by the name that every generated file has, which aot_inductor.py sets
 
 
-def _no_wait_for_others() -> AbstractContextManager[None]:
+def _no_wait_for_others(lock: Function, path: Any, *args: Any, **kwargs: Any) -> Any:
     """Lets exports compile at the same time.
 
     Inductor locks by the name of what it generates. All exports of a user would wait for one another, and fail after
     ten minutes, though each has a folder of its own.
     """
-
-    def others_only(lock: Function, path: Any, *args: Any, **kwargs: Any) -> Any:
-        return nullcontext() if Path(path).name == MODEL_LOCK else lock(path, *args, **kwargs)
-
-    return patched("_filelock.FileLock", others_only)
+    return nullcontext() if Path(path).name == MODEL_LOCK else lock(path, *args, **kwargs)

@@ -67,7 +67,6 @@ def writing_refusals(writing: RefusingCode) -> AbstractContextManager[None]:
 
     Raises:
         RefusesValuesError: It would be needed, and the program was given no memory for them.
-        ExportError: This torch lacks a function that is replaced for that.
     """
     return all_patched(
         ("CSEProxy.indirect_indexing", writing._in_range),

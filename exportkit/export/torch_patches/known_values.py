@@ -41,9 +41,6 @@ def known_values(model: torch.nn.Module) -> AbstractContextManager[None]:
 
     Args:
         model: The model, before torch.export puts fake tensors in the places of its weights.
-
-    Raises:
-        ExportError: This torch lacks the function that is changed.
     """
     return patched("proxy_tensor.maybe_handle_decomp", _KnownValues(model).read)
 

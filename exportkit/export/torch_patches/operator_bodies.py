@@ -84,11 +84,7 @@ def _device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def traced_bodies() -> AbstractContextManager[None]:
-    """Lets torch trace the body of such an operator in its place, while the block runs.
-
-    Raises:
-        ExportError: This torch lacks the function that is changed.
-    """
+    """Lets torch trace the body of such an operator in its place, while the block runs."""
     return patched("proxy_tensor.maybe_handle_decomp", _with_bodies)
 
 

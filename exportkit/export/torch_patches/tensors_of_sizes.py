@@ -20,9 +20,6 @@ def sizes_kept(model: torch.nn.Module) -> Iterator[None]:
     """Keeps sizes in torch.as_tensor([h, w]) and its like, torch.linspace(0, 1, h), and in the model's files in len(x).
 
     So do transformers' torch_int(h) and torch_float(h) there, which are Python's int(h) and float(h) otherwise.
-
-    Raises:
-        ExportError: This torch lacks the function that is changed.
     """
     files = {type(module).__module__ for module in model.modules()} & set(sys.modules)
     replaced = [
@@ -91,9 +88,6 @@ def from_zero() -> AbstractContextManager[None]:
 
     `create_unbacked_symint()`, the older name of `new_dynamic_size()`, takes 2 for the least value. Kernels do not know
     it: they find one box or none, and compiled code would refuse that.
-
-    Raises:
-        ExportError: This torch lacks the function that is changed.
     """
     return patched("FakeImplCtx.create_unbacked_symint", _of_any_size)
 

@@ -24,11 +24,7 @@ from exportkit.export.torch_patches.patched import Function, patched
 
 @contextmanager
 def writing_operators() -> Iterator[None]:
-    """Takes them while the block runs.
-
-    Raises:
-        ExportError: This torch lacks a function that is changed.
-    """
+    """Takes them while the block runs."""
     with (
         patched("auto_functionalize.can_auto_functionalize", _also_lists),
         patched("ir.can_auto_functionalize", _also_lists),  # imported by its name
