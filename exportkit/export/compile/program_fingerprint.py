@@ -198,22 +198,13 @@ def _tensor(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {tensor.device} {shape} {flags} {aligned}"
 
 
-def _symbolic(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> str:
-    return f"{type(value).__name__}({value.node.expr}, {getattr(value.node, '_hint', None)})"
-
-
-def _mapping(value: Mapping[Any, Any]) -> str:
-    return "{" + ", ".join(f"{encoded(key)}: {encoded(each)}" for key, each in value.items()) + "}"
-
-
-def _sequence(value: Any) -> str:
-    return f"{type(value).__name__}({', '.join(map(encoded, value))})"
-
-
 _WRITERS: tuple[tuple[Any, Any], ...] = (
     (torch.fx.Node, lambda value: f"%{value.name}"),
     (torch.Tensor, _tensor),
-    ((torch.SymInt, torch.SymFloat, torch.SymBool), _symbolic),
+    (
+        (torch.SymInt, torch.SymFloat, torch.SymBool),
+        lambda value: f"{type(value).__name__}({value.node.expr}, {getattr(value.node, '_hint', None)})",
+    ),
     ((torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator), repr),
     (enum.Enum, str),
     (slice, lambda value: f"slice{encoded((value.start, value.stop, value.step))}"),
@@ -221,8 +212,8 @@ _WRITERS: tuple[tuple[Any, Any], ...] = (
     (OpOverloadPacket, str),
     (sympy.Basic, sympy.srepr),
     (TreeSpec, repr),
-    (Mapping, _mapping),
+    (Mapping, lambda value: f"{{{', '.join(f'{encoded(key)}: {encoded(each)}' for key, each in value.items())}}}"),
     ((set, frozenset), lambda value: f"set{sorted(map(encoded, value))}"),
-    ((list, tuple), _sequence),
+    ((list, tuple), lambda value: f"{type(value).__name__}({', '.join(map(encoded, value))})"),
     (type, lambda value: f"{value.__module__}.{value.__qualname__}"),
 )

@@ -127,10 +127,6 @@ def _first_cause(error: BaseException) -> BaseException:
     return _first_cause(error.__cause__) if error.__cause__ else error
 
 
-def _is_exportkit(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith(_EXPORTKIT) and not frame.filename.startswith(_plugins())
-
-
 @functools.cache
 def _plugins() -> tuple[str, ...]:
     """Returns where models lie that exportkit's own folder has as plugins: their lines are shown like a user's."""
@@ -139,4 +135,5 @@ def _plugins() -> tuple[str, ...]:
 
 
 def _is_machinery(frame: traceback.FrameSummary) -> bool:
-    return _is_exportkit(frame) or frame.filename.startswith((_TORCH, "<"))
+    file = frame.filename
+    return (file.startswith(_EXPORTKIT) and not file.startswith(_plugins())) or file.startswith((_TORCH, "<"))

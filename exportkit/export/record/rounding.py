@@ -167,17 +167,13 @@ class Rounded(UncompiledMode):
 def _rounds(value: Any) -> bool:
     if not isinstance(value, torch.Tensor) or value.is_meta or value._is_zerotensor():
         return False  # the zeros of forward-mode gradients have no memory
-    return (value.is_floating_point() or value.is_complex()) and _bits(value) >= 16
+    return (value.is_floating_point() or value.is_complex()) and torch.finfo(value.dtype).bits >= 16
 
 
 def _has_great(value: Any) -> bool:
     if not (_rounds(value) and value.is_floating_point() and 0 < value.numel() <= _MOST):
         return False
     return bool((value.abs() > torch.finfo(value.dtype).max / 4).any())
-
-
-def _bits(tensor: torch.Tensor) -> int:
-    return torch.finfo(tensor.dtype).bits
 
 
 def _eps(tensor: torch.Tensor) -> float:

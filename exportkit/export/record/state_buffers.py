@@ -100,17 +100,14 @@ def _buffer(names: tuple[str, ...], tensor: torch.Tensor, dimension: str | None)
             hint="Give it a first axis, or leave out the dimension.",
         )
     first = initial[:1].clone()
-    if not _same_bits(initial, first.expand_as(initial)):
+    same = (initial == first) | ((initial != initial) & (first != first))  # NaN equals NaN
+    if not bool(same.all()):
         raise UsageError(
             f"the rows of the state {names[0]} differ, and a session of another `{dimension}` would not know with "
             "which to begin",
             hint="Let all rows begin with the same values, or leave out the dimension.",
         )
     return StateBuffer(names[0], names[1:], first, dimension, initial.shape[0])
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN equals NaN
 
 
 def _check_memory(tensors: Mapping[str, Mapping[str, torch.Tensor]], state: set[str]) -> None:

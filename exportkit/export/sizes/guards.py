@@ -118,7 +118,8 @@ class GuardLog:
                 continue
             text = placed_relation(entry.guard, entry.env)
             # One line may need several conditions: the one that fixes a size says most, and the shortest is clearest.
-            found.setdefault(where(entry.frame), []).append((not _fixes_size(entry.guard), len(text), text))
+            fixes = isinstance(entry.guard, sympy.Eq) and (entry.guard.lhs.is_Integer or entry.guard.rhs.is_Integer)
+            found.setdefault(where(entry.frame), []).append((not fixes, len(text), text))
         return [f"{place} needs {min(texts)[2]}" for place, texts in found.items()]
 
     def hold_at(self, values: Mapping[str, int], *, equations: bool = False) -> bool:
@@ -259,10 +260,6 @@ def _solved(difference: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None:
     own, factor, rest = (polynomial.coeff_monomial(each) for each in (symbol, others[0], 1))
     scale, offset = -factor / own, -rest / own
     return scale * others[0] + offset if scale.is_Integer and scale > 0 and offset.is_Integer else None
-
-
-def _fixes_size(guard: object) -> bool:
-    return isinstance(guard, sympy.Eq) and (guard.lhs.is_Integer or guard.rhs.is_Integer)
 
 
 def placed_relation(guard: object, env: ShapeEnv) -> str:

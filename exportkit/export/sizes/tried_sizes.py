@@ -75,13 +75,9 @@ def _box(condition: sympy.Basic, ranges: Ranges) -> Ranges | None:
     return {symbol: ranges[symbol] for symbol in symbols} if all(symbol in ranges for symbol in symbols) else None
 
 
-def _count(box: Ranges) -> int:
-    return math.prod(high - low + 1 for low, high in box.values())
-
-
 def _values(box: Ranges) -> list[numpy.ndarray]:
     """Returns all values of each symbol, or some if those are too many: a table, by columns."""
-    return _every(box) if _count(box) <= _EVERY else _some(box)
+    return _every(box) if math.prod(high - low + 1 for low, high in box.values()) <= _EVERY else _some(box)
 
 
 def _every(box: Ranges) -> list[numpy.ndarray]:

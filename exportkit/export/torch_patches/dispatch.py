@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 
@@ -49,7 +49,7 @@ class OperatorMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Gives operators to `operator`, and watches the branches and bodies of the others."""
-        if any(map(_wraps, types)):
+        if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # a jagged tensor, for one, calls operators on the tensors that it has
         if isinstance(func, HigherOrderOperator):
             return func(*map(self._watched, args), **(kwargs or {}))
@@ -86,10 +86,6 @@ UNDEFINED = torch.empty(0)
 def all_tensors(result: Any) -> Any:
     """Returns a result of an operator as a mode may return it."""
     return [UNDEFINED if each is None else each for each in result] if type(result) is list else result
-
-
-def _wraps(kind: type) -> bool:
-    return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
 
 
 def mapped(kind: type, change: Callable[[Any], Any], arguments: Any) -> Any:

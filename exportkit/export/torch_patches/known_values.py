@@ -118,7 +118,8 @@ class _KnownValues:
         """
         names = self._placeholders(mode.tracer)
         given = tree_map_only(torch.Tensor, partial(_node_of, mode.tracer), (args, kwargs))
-        needed = needed_for(_nodes(given), until=lambda node: _number(node) is not None)
+        nodes = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Node)]
+        needed = needed_for(nodes, until=lambda node: _number(node) is not None)
         if not all(node in names or _is_computed(node) for node in needed):
             raise UnknownValueError
         symbolic = any(isinstance(_number(node), SYMBOLS) for node in needed)
@@ -200,7 +201,3 @@ def _run(node: Node, known: Mapping[Node, Any]) -> Any:
     args, kwargs = tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
     function: Any = node.target
     return function(*args, **kwargs)
-
-
-def _nodes(values: Any) -> list[Node]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Node)]

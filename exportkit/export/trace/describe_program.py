@@ -93,7 +93,7 @@ def describe_program(
     inputs = tuple(
         TensorInput(
             name=name,
-            dtype=_dtype_name(value.dtype),
+            dtype=str(value.dtype).removeprefix("torch."),
             shape=_fixed_shape(name, value, symbols),
             written=tolerances[f"written.{name}"] if name in written else None,
         )
@@ -102,7 +102,7 @@ def describe_program(
     outputs = tuple(
         TensorOutput(
             name=name,
-            dtype=_dtype_name(value.dtype),
+            dtype=str(value.dtype).removeprefix("torch."),
             shape=tuple(symbols.size(size) for size in value.shape),
             tolerance=tolerances[name],
         )
@@ -130,8 +130,3 @@ def _fixed_shape(name: str, value: torch.Tensor, symbols: Symbols) -> tuple[Any,
     if None in shape:
         raise ExportError(f"{name} was traced as {list(value.shape)}, where a size depends on several dimensions")
     return shape
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    """Returns such as `float32`."""
-    return str(dtype).removeprefix("torch.")

@@ -70,7 +70,8 @@ def check_repeatable(
         OperatorNotExportableError: A custom operator writes into an argument without saying so.
     """
     inputs = {f"input {name}": tensor for name, tensor in zip(bound.names, bound.tensors)}
-    watched = {name: t for name, t in {**_state(model), **inputs}.items() if not _is_state(name, state)}
+    declared = {f"buffer {name}" for name in state}
+    watched = {name: t for name, t in {**_state(model), **inputs}.items() if name not in declared}
     before = {name: fingerprint(tensor) for name, tensor in watched.items()}
     answers, trails, kept = [first], [], []
     for _ in range(2):
@@ -206,11 +207,6 @@ def _writes(names: Sequence[str], tensors: Mapping[str, torch.Tensor], call: Cal
         f"them{lines}",
         hint=advice,
     )
-
-
-def _is_state(name: str, state: Collection[str]) -> bool:
-    kind, _, name = name.partition(" ")
-    return kind == "buffer" and name in state
 
 
 def _listed(names: Sequence[str]) -> str:

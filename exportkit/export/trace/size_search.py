@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes, expression_of
@@ -63,12 +61,8 @@ def _with_followers(task: TracingTask, refused: RefusedByTorchError) -> list[Dyn
     values = dict(zip(task.bound.names, taken_tensors(program)))
     texts = sizes_as_texts(refused.sizes)
     for tensor, dim in unnamed:
-        for leader in wrong:
-            if _same(values, (tensor, dim), leader):
-                texts.setdefault(tensor, {})[dim] = texts[leader[0]][leader[1]]
+        size = expression_of(values[tensor].shape[dim])
+        for leader, axis in wrong:
+            if not size.is_Integer and size == expression_of(values[leader].shape[axis]):
+                texts.setdefault(tensor, {})[dim] = texts[leader][axis]
     return [dynamic_sizes(texts, task.examples)] if texts != sizes_as_texts(refused.sizes) else []
-
-
-def _same(values: Mapping[str, torch.Tensor], one: tuple[str, int], other: tuple[str, int]) -> bool:
-    first, second = (expression_of(values[tensor].shape[dim]) for tensor, dim in (one, other))
-    return not first.is_Integer and bool(first == second)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,7 +156,10 @@ def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
         for change in (
             gradients_of(model),
             quiet_torch(),
-            _attention_of_no_machine(),
+            # Keeps this machine's choice of an attention kernel out of a trace: the graph has the operator itself, and
+            # the compiler chooses. But tracing asks for a kernel, too, and CUDA's in float32 wants a mask whose length is
+            # a multiple of 8, which becomes a guard on that size. The kernel made of matrix products wants nothing.
+            sdpa_kernel(SDPBackend.MATH),
             whole_recurrent_layers(log.unrolled),
             from_zero(),
             patched("Distribution._validate_args", lambda _: False),  # unless a model asks for it
@@ -168,13 +171,3 @@ def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
         ):
             changes.enter_context(change)
         yield
-
-
-def _attention_of_no_machine() -> AbstractContextManager[None]:
-    """Keeps this machine's choice of an attention kernel out of a trace.
-
-    The graph holds scaled_dot_product_attention itself, and the compiler chooses the kernel. But tracing asks for a
-    kernel too, and CUDA's in float32 wants a mask whose length is a multiple of 8, which becomes a guard on that size.
-    The kernel made of matrix products wants nothing.
-    """
-    return sdpa_kernel(SDPBackend.MATH)
