@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from exportkit.export.torch_patches.patched import Function, all_patched, patched
 
@@ -47,26 +46,6 @@ def gradients_of(model: torch.nn.Module) -> Iterator[None]:
         for parameter, gradient in left:
             if parameter.grad is not gradient:
                 parameter.grad = gradient
-
-
-def call_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls a model in the mode that it needs. What it returns requires no gradients.
-
-    Raises:
-        Exception: Whatever the model raises.
-    """
-    try:
-        return _called(model, args, kwargs)
-    except RuntimeError as error:
-        if not asks(model, error):
-            raise
-    return _called(model, args, kwargs)
-
-
-def _called(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    with gradients_of(model):
-        result = model(*args, **kwargs)
-    return tree_map_only(torch.Tensor, lambda t: t.detach() if t.requires_grad else t, result)
 
 
 def in_its_mode(model: torch.nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ from exportkit.export.models.program_model import STATE
 from exportkit.export.models.source_lines import users_code
 from exportkit.export.record.cases import eager_mode, resampled
 from exportkit.export.record.eager_methods import EagerMethods
-from exportkit.export.sizes.declared import Declared
+from exportkit.export.sizes.guards import GuardLog
 from exportkit.export.sizes.shapes import DynamicSizes, linear_in_one
 from exportkit.export.sizes.tried_sizes import holds_at
 from exportkit.export.trace.hop_subgraphs import correct_branches
@@ -68,25 +68,16 @@ def export_judged(
     while waiting and len(seen) < traces and not judge.illegal:
         seen.append(waiting.pop(0))
         try:
-            found = judge.traced_from(seen[-1])
+            program, log = judge.traced_from(seen[-1])
         except RefusedByTorchError:
             if len(seen) == 1:
                 raise
             continue  # what torch refuses there is no reason to refuse the first example
-        wrong = judge.wrong(found)
+        wrong = judge.wrong(program, log)
         if not wrong and not judge.illegal:
-            return found.program, tuple(judge.tried)
+            return program, tuple(judge.tried)
         waiting = [each for each in (*wrong, *waiting) if each not in seen and judge.can_be_example(each)]
     raise judge.refusal()
-
-
-@dataclass(frozen=True)
-class _TracedFrom:
-    """A program, what was declared with the example that it was traced from, and the conditions that may fail."""
-
-    program: torch.export.ExportedProgram
-    declared: Declared
-    conditions: Sequence[sympy.Basic]
 
 
 @dataclass
@@ -111,8 +102,8 @@ class _Judge:
     _answers: dict[str, list[torch.Tensor] | None] = field(default_factory=dict)
     _said: list[str] = field(default_factory=list)
 
-    def traced_from(self, example: Sizes) -> _TracedFrom:
-        """Traces the model from an example of these sizes."""
+    def traced_from(self, example: Sizes) -> tuple[torch.export.ExportedProgram, GuardLog]:
+        """Traces the model from an example of these sizes. Returns the program and the conditions of the trace."""
         task, sizes = self.task, self.sizes
         if example != sizes.example:
             self.progress(f"tracing from {label_of(example)}")
@@ -120,24 +111,24 @@ class _Judge:
         program, log = call_export(torch.export.export, task, sizes, assumed=None)
         correct_branches(program)
         log.drop_untrue(program)
-        return _TracedFrom(program, log.declared, log.hypotheses())
+        return program, log
 
-    def wrong(self, found: _TracedFrom) -> list[Sizes]:
+    def wrong(self, program: torch.export.ExportedProgram, log: GuardLog) -> list[Sizes]:
         """Returns the sizes at which a program does not answer what eager answers, and where it says most first."""
-        run = _DescribedRun(found.program)
-        beside = [[each for each in found.declared.beside(c) if self._fits(each)] for c in found.conditions]
+        run, conditions, example = _DescribedRun(program), log.hypotheses(), log.declared.example
+        beside = [[each for each in log.declared.beside(c) if self._fits(each)] for c in conditions]
         added = [each for each in _in_turn(beside) if each not in self.tried][:_TRIES]
         wrong = []
         if added:
             self.progress(f"holding the program against eager at {len(added) + len(self.tried)} sizes")
         for values in [*added, *self.tried]:
-            failing = [c for c in found.conditions if not holds_at(c, {s: values[s.name] for s in c.free_symbols})]
+            failing = [c for c in conditions if not holds_at(c, {s: values[s.name] for s in c.free_symbols})]
             expected = self._expected(values, failing)
             problem = None if expected is None else self._problem(run, values, expected)
             if problem:
                 wrong.append(values)
-                self._said.append(f"traced at {label_of(found.declared.example)}, it {problem} at {label_of(values)}")
-            if found.declared.example == self.sizes.example:
+                self._said.append(f"traced at {label_of(example)}, it {problem} at {label_of(values)}")
+            if example == self.sizes.example:
                 self._failing.append((failing, expected is not None and not problem))
         self.tried += [each for each in added if self._answers[label_of(each)] is not None]
         return wrong

@@ -157,8 +157,8 @@ def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
             gradients_of(model),
             quiet_torch(),
             # Keeps this machine's choice of an attention kernel out of a trace: the graph has the operator itself, and
-            # the compiler chooses. But tracing asks for a kernel, too, and CUDA's in float32 wants a mask whose length is
-            # a multiple of 8, which becomes a guard on that size. The kernel made of matrix products wants nothing.
+            # the compiler chooses. But tracing asks for a kernel, too, and CUDA's in float32 wants a mask whose length
+            # is a multiple of 8, which becomes a guard on that size. The kernel made of matrix products wants nothing.
             sdpa_kernel(SDPBackend.MATH),
             whole_recurrent_layers(log.unrolled),
             from_zero(),
