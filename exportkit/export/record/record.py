@@ -14,12 +14,12 @@ from safetensors.torch import save
 from exportkit.errors import UsageError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.record.cases import MAX_CASE_BYTES, case_sizes
-from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
+from exportkit.export.record.eager_methods import DescribedModel
 from exportkit.export.record.eager_run import EagerRun, run_eagerly
 from exportkit.export.record.numerical_stability import eager_moves
 from exportkit.export.record.outlier_errors import with_outlier_errors
 from exportkit.export.record.reference import References
-from exportkit.export.record.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
+from exportkit.export.record.sequences import DrawnCall, draw_calls, session_call, with_state
 from exportkit.package.case_files import EDGE_CASE, MOVES, named_results, named_tensors
 from exportkit.package.manifest import Accuracy, CaseCall, Node, PackagedMethod
 from exportkit.progress import Progress
@@ -70,13 +70,13 @@ def record_cases(
         progress: Called with a description of each case.
     """
     plans: list[Callable[[int], list[list[DrawnCall]]]] = [
-        functools.partial(_calls, model.eager, method, examples[method.name], options)
+        functools.partial(_planned, model, method, examples[method.name], options)
         for method in model.methods
         if not method.state
     ]
     if stateful := with_state(model.methods):
         example = {name: size for method in reversed(stateful) for name, size in examples[method.name].items()}
-        plans.append(functools.partial(_sessions, model, example, options))
+        plans.append(functools.partial(_planned, model, stateful[0], example, options))
     cases: list[RecordedCase] = []
     told: set[str] = set()
     for plan in plans:
@@ -105,24 +105,16 @@ def record_cases(
     return tuple(cases)
 
 
-def _calls(
-    eager: EagerMethods, method: PackagedMethod, example: Mapping[str, int], options: TraceOptions, max_bytes: int
+def _planned(
+    model: DescribedModel, method: PackagedMethod, example: Mapping[str, int], options: TraceOptions, max_bytes: int
 ) -> list[list[DrawnCall]]:
-    """Draws single calls of a method."""
-    planned = case_sizes(method.call, example, options.cases, options.seed, max_bytes=max_bytes)
-    return [[draw_call(eager, method, sizes, options.seed + number)] for number, sizes in enumerate(planned)]
-
-
-def _sessions(
-    model: DescribedModel, example: Mapping[str, int], options: TraceOptions, max_bytes: int
-) -> list[list[DrawnCall]]:
-    """Draws sessions of the methods with state."""
-    planned = case_sizes(session_call(model.methods), example, options.cases, options.seed, max_bytes=max_bytes)
+    """Draws single calls of a method, or sessions if it has state."""
+    call = session_call(model.methods) if method.state else method.call
     sessions = []
-    for number, sizes in enumerate(planned):
-        calls = draw_session(model, sizes, options.seed + number)
+    for number, sizes in enumerate(case_sizes(call, example, options.cases, options.seed, max_bytes=max_bytes)):
+        calls = draw_calls(model, method, sizes, options.seed + number)
         size = sum(tensor.nbytes for call in calls for tensor in call.bound.tensors)
-        if size > 4 * MAX_CASE_BYTES:
+        if method.state and size > 4 * MAX_CASE_BYTES:
             raise UsageError(
                 f"the inputs of a session at {label_of(sizes)} take {size:,} bytes, too many for a recorded case",
                 hint="Let draw_sequence return fewer or smaller calls, or give smaller example inputs.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -109,9 +109,8 @@ def _copy_arguments(graph: torch.fx.GraphModule) -> None:
 def compilable_branches(module: torch.fx.GraphModule) -> Iterator[None]:
     """Lets AOTInductor compile the loops of a program's module while the block runs. Changes the module."""
     _hand_over_sizes(module)
-    with ExitStack() as changes:
-        if any(node.target in _CHECKED for _, _, graph in _branches(module) for node in graph.graph.nodes):
-            changes.enter_context(_checks_without_order())
+    checks = any(node.target in _CHECKED for _, _, graph in _branches(module) for node in graph.graph.nodes)
+    with _checks_without_order() if checks else nullcontext():
         yield
 
 

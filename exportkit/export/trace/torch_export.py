@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,22 +152,20 @@ def _called(
 @contextmanager
 def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
     """Changes what torch.export takes while the block runs."""
-    with ExitStack() as changes:
-        for change in (
-            gradients_of(model),
-            quiet_torch(),
-            # Keeps this machine's choice of an attention kernel out of a trace: the graph has the operator itself, and
-            # the compiler chooses. But tracing asks for a kernel, too, and CUDA's in float32 wants a mask whose length
-            # is a multiple of 8, which becomes a guard on that size. The kernel made of matrix products wants nothing.
-            sdpa_kernel(SDPBackend.MATH),
-            whole_recurrent_layers(log.unrolled),
-            from_zero(),
-            patched("Distribution._validate_args", lambda _: False),  # unless a model asks for it
-            varying_batches(),
-            traceable_control_flow(),
-            traced_bodies(),
-            known_values(model),
-            sizes_kept(model),
-        ):
-            changes.enter_context(change)
+    with (
+        gradients_of(model),
+        quiet_torch(),
+        # Keeps this machine's choice of an attention kernel out of a trace: the graph has the operator itself, and
+        # the compiler chooses. But tracing asks for a kernel, too, and CUDA's in float32 wants a mask whose length
+        # is a multiple of 8, which becomes a guard on that size. The kernel made of matrix products wants nothing.
+        sdpa_kernel(SDPBackend.MATH),
+        whole_recurrent_layers(log.unrolled),
+        from_zero(),
+        patched("Distribution._validate_args", lambda _: False),  # unless a model asks for it, as in torch.compile
+        varying_batches(),
+        traceable_control_flow(),
+        traced_bodies(),
+        known_values(model),
+        sizes_kept(model),
+    ):
         yield
