@@ -180,7 +180,7 @@ class ExportSpec:
             ("state", _are_patterns(self.state), 'such as ("cache.*",) or {"cache.*": "batch"}'),
         )
         _check_fields(self, "ExportSpec", checks)
-        if self.methods and (extra := [name for name in _METHOD_FIELDS if getattr(self, name)]):
+        if self.methods and (extra := [name for name in METHOD_FIELDS if getattr(self, name)]):
             raise UsageError(
                 f"ExportSpec has `methods` and {extra[0]}",
                 hint=f"Give {extra[0]} to the method that it belongs to.",
@@ -192,7 +192,7 @@ class ExportSpec:
         """The methods by name: those that were given, or `forward` with this spec's own fields."""
         if self.methods:
             return self.methods
-        return {FORWARD: Method(**{name: getattr(self, name) for name in _METHOD_FIELDS})}
+        return {FORWARD: Method(**{name: getattr(self, name) for name in METHOD_FIELDS})}
 
     @property
     def state_dimensions(self) -> Mapping[str, str | None]:
@@ -200,7 +200,7 @@ class ExportSpec:
         return self.state if isinstance(self.state, Mapping) else dict.fromkeys(self.state)
 
 
-_METHOD_FIELDS = ("example_inputs", "example_kwargs", "dynamic_shapes", "tolerances", "draw_inputs", "writes")
+METHOD_FIELDS = ("example_inputs", "example_kwargs", "dynamic_shapes", "tolerances", "draw_inputs", "writes")
 
 
 def _method_checks(method: Method | ExportSpec) -> tuple[tuple[str, bool, str], ...]:

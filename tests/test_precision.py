@@ -12,8 +12,9 @@ from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolve import resolve
 from exportkit.export.record.cases import eager_mode
-from exportkit.export.record.eager_methods import EagerMethods
-from exportkit.export.record.record import record_case
+from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
+from exportkit.export.record.eager_run import run_eagerly
+from exportkit.export.record.record import record_run
 from exportkit.export.record.sequences import DrawnCall
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import (
@@ -110,7 +111,9 @@ def test_a_reference_never_uses_tf32():
     with with_tf32(True):
         for tf32 in (False, True):
             model.seen.clear()
-            case = record_case(eager, [method], (), [DrawnCall("forward", bound, {})], tf32=tf32)
+            case = record_run(
+                run_eagerly(DescribedModel(eager, [method], tf32=tf32), [DrawnCall("forward", bound, {})])
+            )
             assert case.calls[0].accuracy.keys() == {"0"}
             assert model.seen == [tf32, False]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from exportkit.export.models.call_signature import describe_call
-from exportkit.export.record.reference import references
+from exportkit.export.record.reference import AnsweredCall, session_references, wide_answers
 from exportkit.package.manifest import OutputTolerance, TensorOutput
 from exportkit.verify.compare import Reference, compare_outputs
 from exportkit.verify.comparisons import OutputComparison, OutputError
@@ -209,9 +209,14 @@ def judged(injected: Injected, dtype: torch.dtype) -> OutputComparison:
         torch.manual_seed(3)
         injected.change(wrong)
         eager = right(image)
-        known = references(right, describe_call(right, (image,), {}), [eager], [output], ["scores"])
-        assert known is not None
-        reference = Reference(known.outputs, {}, fresh=True)
+        bound = describe_call(right, (image,), {})
+        call = AnsweredCall([output], {"scores": eager}, ["scores"], model=right, bound=bound)
+        computed = wide_answers([call])
+        assert computed is not None
+        found = session_references([call], computed, tf32=False)
+        assert found is not None
+        assert found.parts[0] is not None
+        reference = Reference(found.parts[0].outputs, {}, fresh=True)
         verdict = compare_outputs([output], [eager], [wrong(image)], reference=reference)
     assert isinstance(verdict, (Match, Mismatch))
     return verdict.outputs[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,9 +16,9 @@ from exportkit.bench.references import NoOperators, OperatorCalledError, WithRef
 from exportkit.bench.results import Measurement, Row
 from exportkit.bench.timed_models import PackageOptions, described_of, dtype_of
 from exportkit.errors import DigestMismatchError, ExportError, UsageError
-from exportkit.export.models.placement import on_device
-from exportkit.export.record.eager_methods import EagerMethods
-from exportkit.export.record.record import record_case
+from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
+from exportkit.export.record.eager_run import run_eagerly
+from exportkit.export.record.record import record_run
 from exportkit.export.record.sequences import DrawnCall, draw_call, draw_session, session_call
 from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import edge_case_in, moves_of
@@ -148,7 +147,7 @@ class StepsOf:
         """Draws a sequence at a size of --size; for a method without state a call, and other inputs of it."""
         methods, method, seed = self.model.manifest.methods, self.method, self.options.seed
         if method is None or method.state:
-            drawn = draw_session(eager, methods, parse_sizes(text, session_call(methods)), seed)
+            drawn = draw_session(DescribedModel(eager, methods), parse_sizes(text, session_call(methods)), seed)
             numbers = [number for number, call in enumerate(drawn) if method and call.method == method.name]
             if method is not None and not numbers:
                 raise UsageError(f"the spec's draw_sequence draws no call of {method.name}", hint="Leave out --size.")
@@ -170,16 +169,15 @@ class StepsOf:
     ) -> Steps:
         """Asks eager for what a recorded case has of calls, with references for its operators where it allows them."""
         manifest = self.model.manifest
-        placed = [DrawnCall(each.method, on_device(each.bound, self.device), each.sizes) for each in drawn]
-        ask = partial(record_case, eager, manifest.methods, manifest.state, placed, tf32=manifest.provenance.tf32)
+        model = DescribedModel(eager, manifest.methods, manifest.state, self.device, manifest.provenance.tf32)
         forms = described_of(manifest)
         try:
             with WithReferences(forms.values()), NoOperators({name.partition("::")[0] for name in forms}):
-                made, replaced = ask(), bool(forms)
+                made, replaced = record_run(run_eagerly(model, drawn)), bool(forms)
         except ExportError as error:
             if not isinstance(error.__cause__, OperatorCalledError):
                 raise
-            made, replaced = ask(), False
+            made, replaced = record_run(run_eagerly(model, drawn)), False
         accuracy = dict(made.state_accuracy)
         case = Case(record="", calls=made.calls, reference_dtype=made.reference_dtype, state_accuracy=accuracy)
         named = [{f"0.input.{place}": tensor for place, tensor in enumerate(each)} for each in others]

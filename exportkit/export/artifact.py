@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -25,7 +24,7 @@ from exportkit.export.trace.traced import Traced
 from exportkit.package.archive import Content, write_package
 from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.consistency import CASES_DIR
-from exportkit.package.manifest import FORMAT_VERSION, Case, Manifest, Operator, Program, Target, Weight
+from exportkit.package.manifest import FORMAT_VERSION, Case, Manifest, Operator, Program
 from exportkit.progress import Progress, silent
 from exportkit.spec import FORWARD, ExportSpec
 
@@ -95,15 +94,13 @@ def write_compiled(
         for each in compiled:
             records |= each.records
             operators |= {operator.name: operator for operator in each.operators}
-        return _write(
-            out,
-            traced,
-            records,
-            version=version,
+        manifest = msgspec.structs.replace(
+            manifest_of(traced, version),
             targets=tuple(each.target for each in compiled),
             weights=weights.weights if weights else (),
             operators=tuple(operators[name] for name in sorted(operators)),
         )
+        return write_package(out, manifest, {**records, **traced_records(traced)})
 
 
 def export_program(
@@ -136,7 +133,8 @@ def write_program(traced: Traced, out: Path, *, device: torch.device, version: s
         device="cpu" if device.type == "cpu" else "cuda",
         built_with_torch=str(torch.__version__),
     )
-    return _write(out, traced, saved, version=version, program=program, operators=traced.operators)
+    manifest = msgspec.structs.replace(manifest_of(traced, version), program=program)
+    return write_package(out, manifest, {**saved, **traced_records(traced)})
 
 
 def _program_record(method: str) -> str:
@@ -190,23 +188,6 @@ def traced_model(
     if isinstance(resolved, EagerModel):
         return trace(resolved, options, device, progress)
     return trace_saved(resolved, options, device, progress)
-
-
-def _write(
-    out: Path,
-    traced: Traced,
-    records: Mapping[str, Content],
-    *,
-    version: str,
-    operators: tuple[Operator, ...],
-    targets: tuple[Target, ...] = (),
-    weights: tuple[Weight, ...] = (),
-    program: Program | None = None,
-) -> Manifest:
-    manifest = msgspec.structs.replace(
-        manifest_of(traced, version), targets=targets, weights=weights, program=program, operators=operators
-    )
-    return write_package(out, manifest, {**records, **traced_records(traced)})
 
 
 def manifest_of(traced: Traced, version: str) -> Manifest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from exportkit.errors import UsageError
 
@@ -11,25 +11,20 @@ from exportkit.errors import UsageError
 CpuIsa = Literal["x86-64-v3", "x86-64-v4", "armv8-a", "armv8.2-a+dotprod", "armv8.2-a+dotprod+sve+bf16"]
 
 
-class _Level(NamedTuple):
-    machine: str
-    simd_bits: int
-
-
-# Code for Arm's has NEON's length throughout: torch's classes for SVE are for vectors of one length, but Graviton 3 and
-# Grace differ in it. What else a CPU has, the compiler makes use of.
-_LEVELS: dict[CpuIsa, _Level] = {
-    "x86-64-v3": _Level("x86_64", 256),
-    "x86-64-v4": _Level("x86_64", 512),
-    "armv8-a": _Level("aarch64", 128),
-    "armv8.2-a+dotprod": _Level("aarch64", 128),
-    "armv8.2-a+dotprod+sve+bf16": _Level("aarch64", 128),
+# The machine, and the length of vectors in bits. Code for Arm's has NEON's length throughout: torch's classes for SVE
+# are for vectors of one length, but Graviton 3 and Grace differ in it. What else a CPU has, the compiler makes use of.
+_LEVELS: dict[str | None, tuple[str, int]] = {
+    "x86-64-v3": ("x86_64", 256),
+    "x86-64-v4": ("x86_64", 512),
+    "armv8-a": ("aarch64", 128),
+    "armv8.2-a+dotprod": ("aarch64", 128),
+    "armv8.2-a+dotprod+sve+bf16": ("aarch64", 128),
 }
 
 
 def cpu_isas_of(machine: str) -> list[CpuIsa]:
     """Returns the instruction sets that are compiled for on a machine such as "aarch64", the default first."""
-    return [isa for isa in get_args(CpuIsa) if _LEVELS[isa].machine == machine]
+    return [isa for isa in get_args(CpuIsa) if _LEVELS[isa][0] == machine]
 
 
 def default_cpu_isa() -> CpuIsa | None:
@@ -39,7 +34,7 @@ def default_cpu_isa() -> CpuIsa | None:
 
 def simd_bits(isa: str | None) -> int | None:
     """Returns the length of an instruction set's vectors; None if it is unknown."""
-    return next((level.simd_bits for name, level in _LEVELS.items() if name == isa), None)
+    return _LEVELS[isa][1] if isa in _LEVELS else None
 
 
 def check_cpu_isa(isa: str | None) -> None:
@@ -52,10 +47,9 @@ def check_cpu_isa(isa: str | None) -> None:
         return
     here = platform.machine()
     usable = " or ".join(cpu_isas_of(here)) or "none"
-    machine = next((level.machine for name, level in _LEVELS.items() if name == isa), None)
-    if machine is None:
+    if isa not in _LEVELS:
         raise UsageError(f"unknown CPU instruction set {isa!r}", hint=f"Use {usable}.")
-    if machine != here:
+    if (machine := _LEVELS[isa][0]) != here:
         raise UsageError(
             f"{isa} is for {machine}; this machine is {here}",
             hint=f"Use {usable} here. Export on {machine} for {isa}; `exportkit package` merges the two artifacts.",

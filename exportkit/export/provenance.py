@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from pathlib import Path
 
 import torch
 
@@ -21,14 +20,8 @@ def provenance(*, tf32: bool = False) -> Provenance:
 
 def _git(*args: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", *args],
-            cwd=Path.cwd(),
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-        )
+        unlocked = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+        done = subprocess.run(["git", *args], capture_output=True, text=True, check=False, env=unlocked)
     except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from exportkit.child.messages import serve
 from exportkit.errors import UsageError
 from exportkit.export.models.eager_model import rebuild_eager
-from exportkit.export.models.placement import on_device, usable_device
+from exportkit.export.models.placement import usable_device
 from exportkit.export.models.program_model import state_of
 from exportkit.export.record.cases import state_sha256
-from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
 from exportkit.export.record.eager_run import run_eagerly
 from exportkit.export.record.numerical_stability import NumericalStability
 from exportkit.export.record.record import record_run
@@ -37,8 +37,7 @@ def record(command: RecordCases) -> CasesRecorded:
     with _model(command, manifest, device) as spec:
         eager = EagerMethods(spec)
         _begin_as_packaged(eager, command, manifest)
-        task = eager, manifest.methods, manifest.state
-        tf32 = manifest.provenance.tf32
+        model = DescribedModel(eager, manifest.methods, manifest.state, device, manifest.provenance.tf32)
         old = [
             (case, files, edge_case_of(Path(files[0]).read_bytes()))
             for case, files in zip(command.cases, command.files)
@@ -47,13 +46,12 @@ def record(command: RecordCases) -> CasesRecorded:
         for case, (inputs, output), edge_case in sorted(old, key=lambda each: bool(each[2])):
             tensors = load_file(inputs)
             calls = [_drawn(eager, manifest, tensors, number, call) for number, call in enumerate(case.calls)]
-            placed = [replace(call, bound=on_device(call.bound, device)) for call in calls]
-            eager_run = run_eagerly(*task, placed, tf32=tf32)
-            made = record_run(eager_run, *task[1:], tf32=tf32, edge_case=edge_case, outliers=inputs == largest)
+            eager_run = run_eagerly(model, calls)
+            made = record_run(eager_run, edge_case=edge_case, outliers=inputs == largest)
             if not edge_case:
                 drawn.append(made)
             else:
-                stability = stability or NumericalStability(*task[1:], drawn)
+                stability = stability or NumericalStability(drawn)
                 if stability.problem(eager_run, made) is not None:
                     continue
             Path(output).write_bytes(made.tensors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from exportkit.errors import ExportError
 from exportkit.export.models.source_lines import where, where_traced
 from exportkit.export.sizes.guards import placed_relation, relation_text
-from exportkit.export.torch_patches.patched import DOOR, patched
+from exportkit.export.torch_patches.patched import DOOR, Function, patched
 
 _TORCH = str(Path(torch.__file__).parent)
 _SYMBOLS = torch.__file__  # where torch defines SymInt and SymBool, whose __bool__ and __int__ Python calls
@@ -40,22 +40,19 @@ def refusing_branches(name: str, ranges: Ranges) -> Iterator[None]:
         ExportError: The code branches on a size, and not all sizes in the ranges take the same branch.
     """
 
-    def looking(log_guard: Callable[..., None]) -> Callable[..., None]:
-        def look(env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
-            frame, asks = _outside(traceback.extract_stack())
-            suspect = isinstance(guard, sympy.Basic) and (asks or isinstance(guard, sympy.Eq))
-            if suspect and not _always(guard, env, ranges):
-                raise ExportError(
-                    f"the decomposition of {name} is right for some sizes only: {where(frame)} needs to know whether "
-                    f"{relation_text(guard)} in Python",
-                    hint="Compute it for every size with torch's operators, such as torch.where, or declare a range in "
-                    "which the condition always holds.",
-                )
-            log_guard(env, prefix, guard, *rest, **named)
+    def look(log_guard: Function, env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
+        frame, asks = _outside(traceback.extract_stack())
+        suspect = isinstance(guard, sympy.Basic) and (asks or isinstance(guard, sympy.Eq))
+        if suspect and not _always(guard, env, ranges):
+            raise ExportError(
+                f"the decomposition of {name} is right for some sizes only: {where(frame)} needs to know whether "
+                f"{relation_text(guard)} in Python",
+                hint="Compute it for every size with torch's operators, such as torch.where, or declare a range in "
+                "which the condition always holds.",
+            )
+        log_guard(env, prefix, guard, *rest, **named)
 
-        return look
-
-    with patched("ShapeEnv._log_guard", looking):
+    with patched("ShapeEnv._log_guard", look):
         yield
 
 
@@ -74,22 +71,19 @@ def refusing_decompositions(ranges: Ranges) -> Iterator[None]:
     """
     refused: list[ExportError] = []
 
-    def looking(log_guard: Callable[..., None]) -> Callable[..., None]:
-        def look(env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
-            # What torch concludes while it remembers a fake tensor, it forgets again ("eval [guard suppressed]").
-            asks = isinstance(guard, (sympy.Eq, sympy.Ne)) and "suppressed" not in prefix
-            if asks and not _always(guard, env, ranges):
-                node = _decomposed()
-                # Where an assertion of the model's does not hold, no answer is right.
-                if node is None or node.target is not torch.ops.aten._assert_scalar.default:
-                    refused.append(_right_for_some(node, placed_relation(guard, env)))
-                    raise RuntimeError
-            log_guard(env, prefix, guard, *rest, **named)
-
-        return look
+    def look(log_guard: Function, env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
+        # What torch concludes while it remembers a fake tensor, it forgets again ("eval [guard suppressed]").
+        asks = isinstance(guard, (sympy.Eq, sympy.Ne)) and "suppressed" not in prefix
+        if asks and not _always(guard, env, ranges):
+            node = _decomposed()
+            # Where an assertion of the model's does not hold, no answer is right.
+            if node is None or node.target is not torch.ops.aten._assert_scalar.default:
+                refused.append(_right_for_some(node, placed_relation(guard, env)))
+                raise RuntimeError
+        log_guard(env, prefix, guard, *rest, **named)
 
     try:
-        with patched("ShapeEnv._log_guard", looking):
+        with patched("ShapeEnv._log_guard", look):
             yield
     except Exception as error:
         if refused:  # torch would have added the node to its message

@@ -16,7 +16,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from exportkit import __version__
 from exportkit.errors import ExportError, ExportkitError
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, patched
 from exportkit.export.torch_patches.quiet import quiet_torch
 from exportkit.onnx.bodies import traced_body
 from exportkit.onnx.branches import refusing_decompositions
@@ -180,16 +180,13 @@ class _Conversion:
 def _one_registry() -> Iterator[None]:
     """Gives every conversion in the block a copy of one table: making it takes longer than a small function does."""
 
-    def keeping(from_torchlib: Callable[..., ONNXRegistry]) -> Callable[..., ONNXRegistry]:
-        def copied(_: object, **options: Any) -> ONNXRegistry:
-            made = _registry(from_torchlib, len(torch._C._dispatch_get_all_op_names()), **options)
-            registry = copy.copy(made)
-            registry.functions = {operator: list(functions) for operator, functions in registry.functions.items()}
-            return registry
+    def copied(from_torchlib: Function, _: object, **options: Any) -> ONNXRegistry:
+        made = _registry(from_torchlib, len(torch._C._dispatch_get_all_op_names()), **options)
+        registry = copy.copy(made)
+        registry.functions = {operator: list(functions) for operator, functions in registry.functions.items()}
+        return registry
 
-        return copied
-
-    with patched("ONNXRegistry.from_torchlib", keeping):
+    with patched("ONNXRegistry.from_torchlib", copied):
         yield
 
 

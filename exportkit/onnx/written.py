@@ -12,7 +12,7 @@ from torch.export.graph_signature import ExportGraphSignature, OutputKind, Outpu
 from torch.fx import Node
 from torch.utils._pytree import tree_structure
 
-from exportkit.export.trace.lifted import taken
+from exportkit.export.models.program_model import taken
 from exportkit.package.manifest import PackagedMethod
 
 

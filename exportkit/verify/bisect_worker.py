@@ -26,8 +26,9 @@ from exportkit.export.models.program_model import STATE
 from exportkit.export.models.resolved import EagerModel
 from exportkit.export.models.source_lines import where_traced
 from exportkit.export.record.cases import state_sha256
-from exportkit.export.record.eager_methods import EagerMethods
-from exportkit.export.record.record import record_case
+from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
+from exportkit.export.record.eager_run import run_eagerly
+from exportkit.export.record.record import record_run
 from exportkit.export.record.sequences import DrawnCall, draw_call, draw_session
 from exportkit.export.trace.preflight import describe_operators, graph_operators
 from exportkit.export.trace.trace import ready_to_trace
@@ -115,7 +116,9 @@ class Cutter:
         writes = [*self._eager.specs[self._method.name].writes, *written_state(self._method)]
         spec = ExportSpec(program.module(check_guards=False), bound.args, bound.kwargs, writes=writes)
         drawn = DrawnCall(FORWARD, bound, sizes_of(call.inputs, [tensor.shape for tensor in bound.tensors]))
-        case = record_case(EagerMethods(spec), (method.packaged,), (), [drawn], tf32=manifest.provenance.tf32)
+        tf32 = manifest.provenance.tf32
+        model = DescribedModel(EagerMethods(spec), (method.packaged,), (), self._device, tf32)
+        case = record_run(run_eagerly(model, [drawn]))
         traced = Traced(
             methods=(method,),
             operators=describe_operators(graph_operators(program.graph_module)),
@@ -149,7 +152,7 @@ class Cutter:
             return self._recorded(tensors, call.number, method.name), before
         if not method.state:
             return draw_call(self._eager, method, call.sizes, call.seed).bound, []
-        drawn = draw_session(self._eager, self._manifest.methods, call.sizes, call.seed)
+        drawn = draw_session(DescribedModel(self._eager, self._manifest.methods), call.sizes, call.seed)
         if drawn[call.number].method != method.name:
             raise UsageError(
                 f"call {call.number} of the session is of {drawn[call.number].method}, not of {method.name}",

@@ -32,6 +32,7 @@ class Eager:
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
         self._eager: Any = None
+        self._described: Any = None
         self._command: Any = None
         self._device: Any = None
         self._recorded: list[Any] = []  # without edge values
@@ -41,12 +42,13 @@ class Eager:
         from exportkit.export.models.eager_model import rebuild_eager
         from exportkit.export.models.placement import usable_device
         from exportkit.export.record.cases import state_sha256
-        from exportkit.export.record.eager_methods import EagerMethods
+        from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
 
         self._command, self._device = command, usable_device(command.device)
         model = rebuild_eager(command.eager.source(), command.source, command.methods, command.state, self._device)
         spec = self._stack.enter_context(model)
         self._eager = EagerMethods(spec)
+        self._described = DescribedModel(self._eager, command.methods, command.state, self._device, command.tf32)
         return EagerMade(state_sha256(spec.model, spec.state))
 
     def draw(self, command: DrawCalls) -> CallsDrawn:
@@ -55,7 +57,6 @@ class Eager:
         from safetensors.torch import save_file
 
         from exportkit.errors import ExportError, UsageError
-        from exportkit.export.models.placement import on_device
         from exportkit.export.record.eager_run import run_eagerly
         from exportkit.export.record.numerical_stability import NumericalStability
         from exportkit.export.record.record import record_run
@@ -65,11 +66,10 @@ class Eager:
 
         made, eager = self._command, self._eager
         if command.method is None:
-            calls = draw_session(eager, made.methods, command.sizes, command.seed)
+            calls = draw_session(self._described, command.sizes, command.seed)
         else:
             method = next(each for each in made.methods if each.name == command.method)
             calls = [self._with_edge_values(draw_call(eager, method, command.sizes, command.seed), command)]
-        calls = [replace(call, bound=on_device(call.bound, self._device)) for call in calls]
         nothing = Case(record="", calls=())
         if not set(command.kinds.values()).isdisjoint(OUT_OF_RANGE):
             outcome = in_fork(lambda: self._outcome(calls), seconds=_SECONDS)
@@ -82,15 +82,14 @@ class Eager:
             case = Case(record="", calls=(CaseCall(call.method, command.sizes),))
             return CallsDrawn(case, (), "eager refuses them", refused=True)
         try:
-            eager_run = run_eagerly(eager, made.methods, made.state, calls, tf32=made.tf32)
+            eager_run = run_eagerly(self._described, calls)
         except (ExportError, UsageError):
             if not command.kinds:
                 raise
             return CallsDrawn(nothing, (), "eager refuses them")
-        recorded = record_run(eager_run, made.methods, made.state, tf32=made.tf32)
+        recorded = record_run(eager_run)
         if command.kinds:
-            stability = NumericalStability(made.methods, made.state, self._recorded)
-            if problem := stability.problem(eager_run, recorded):
+            if problem := NumericalStability(self._recorded).problem(eager_run, recorded):
                 return CallsDrawn(nothing, (), f"they are values {problem}")
         else:
             self._recorded.append(recorded)
@@ -108,7 +107,7 @@ class Eager:
 
         torch.set_num_threads(1)
         try:
-            run_eagerly(self._eager, self._command.methods, self._command.state, calls, tf32=self._command.tf32)
+            run_eagerly(self._described, calls)
         except (ExportError, UsageError):
             return b"refused"
         return b"answered"

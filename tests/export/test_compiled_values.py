@@ -14,8 +14,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.torch_version import TorchVersion
 
 from exportkit.export.artifact import export_aoti
-from exportkit.export.compile.attention_values import ATTENTION, refuse_in_attention
 from exportkit.export.compile.inductor_changes import changed_inductor
+from exportkit.export.compile.refusable_values import ATTENTION, refuse_in_attention
 from exportkit.export.export_options import TraceOptions
 from exportkit.runtime.loader import load
 from tests.export.compiled_code import compile_code

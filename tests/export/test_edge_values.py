@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from exportkit import Tolerance
 from exportkit.errors import ModelRunError
+from exportkit.export.record.eager_methods import DescribedModel
 from exportkit.export.record.edge_values import SPREADING, kinds_of, planned, with_edge_values
 from exportkit.export.record.record import MAX_CASES_BYTES, RecordedCase
 from exportkit.export.record.rounding import Rounded
@@ -297,6 +298,6 @@ def test_a_kernel_that_ends_the_gpu_s_context_is_named(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
     monkeypatch.setattr(edge_cases._Task, "_answered", lambda *_: None)
-    task = edge_cases._Task(None, (), (), None, torch.device("cuda"), {}, True)
+    task = edge_cases._Task(DescribedModel(None, (), device=torch.device("cuda")), 0, frozenset(), True)
     with pytest.raises(ModelRunError, match=r"ended the GPU's context .* an illegal memory access was encountered\n"):
         task.run([])

@@ -119,7 +119,7 @@ def test_torchs_range_beside_the_example_leaves_the_range_of_the_example() -> No
 
 
 def test_nothing_is_suggested_that_does_not_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exportkit.export.trace.explain.sizes_that_trace", lambda *_, **__: None)
+    monkeypatch.setattr("exportkit.export.trace.size_search.sizes_that_trace", lambda *_, **__: None)
     error = refused(spec_of(plus_rows, X, shapes={"x": {0: "batch[1:8]"}}))
     assert "--dynamic" not in (error.hint or "")
     assert "No sizes that exportkit tried work" in (error.hint or "")

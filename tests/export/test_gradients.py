@@ -16,7 +16,7 @@ from exportkit import ExportSpec, Tolerance
 from exportkit.arr_coc.ops import SPECS, OpSpec
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.models.program_file import load_program
-from exportkit.export.torch_patches.gradients import call_model
+from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.package.manifest import encode_manifest
 from tests.export.function_models import CPU, exported, spec_of
 
@@ -141,7 +141,9 @@ def test_weights_may_be_frozen_and_of_any_dtype(dtype: torch.dtype, tmp_path: Pa
 
 def test_a_call_leaves_no_gradients_behind() -> None:
     model, x = Model(by_backward).eval(), torch.randn(2, 3)
-    assert not call_model(model, (x,), {}).requires_grad
+    eager = EagerMethods(ExportSpec(model, (x,)))
+    answer = eager.session().call("forward", eager.bind("forward", (x,), {}))
+    assert not any(each.requires_grad for each in answer.outputs)
     assert not x.requires_grad
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -20,7 +20,7 @@ from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.placement import prepared
 from exportkit.export.record import host_copies, record, upcast
-from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
 from exportkit.export.record.eager_run import EagerRun, run_eagerly
 from exportkit.export.record.host_copies import HostCopies
 from exportkit.export.record.outlier_errors import with_outlier_errors
@@ -147,16 +147,16 @@ def played(model: torch.nn.Module, x: Tensor) -> EagerRun:
     given = TensorInput(name="x", dtype="float32", shape=(ROWS, TERMS), written=None)
     described = {"inputs": (given,), "result": TensorNode(index=0), "outputs": (OUTPUT,), "dimensions": ()}
     method = PackagedMethod(name="forward", call=Call(parameters=bound.parameters, **described), state=())
-    return run_eagerly(eager, [method], (), [DrawnCall("forward", bound, {})], tf32=False)
+    return run_eagerly(DescribedModel(eager, [method]), [DrawnCall("forward", bound, {})])
 
 
 @functools.cache
 def recorded(make: Callable[[], torch.nn.Module], seed: int) -> tuple[References, Accuracy, Accuracy]:
     """Returns the references of a call, eager's error, and that of right code."""
     session = played(make(), rows(seed))
-    known = session.references(tf32=False)
+    known = session.references()
     assert known is not None
-    found = [each.calls[0] for each in (known, with_outlier_errors(known, session))]
+    found = [each.parts[0] for each in (known, with_outlier_errors(known, session))]
     errors = [each.accuracy["0"] for each in found if each is not None]
     assert found[0] is not None
     assert errors[0] is not None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from exportkit.export.models.call_signature import describe_call
+from exportkit.export.models.call_signature import BoundCall, describe_call
 from exportkit.export.record import upcast
-from exportkit.export.record.reference import References, references
+from exportkit.export.record.reference import AnsweredCall, References, session_references, wide_answers
 from exportkit.package.manifest import OutputTolerance, TensorOutput
 
 
@@ -29,6 +29,22 @@ class Lambda(nn.Module):
 def described(name: str, dtype: torch.dtype, **tolerance: str) -> TensorOutput:
     limits = OutputTolerance(rtol=0, atol=0, **tolerance)
     return TensorOutput(name=name, dtype=str(dtype).removeprefix("torch."), shape=(), tolerance=limits)
+
+
+def references(
+    model: nn.Module,
+    bound: BoundCall,
+    eager: Sequence[Tensor],
+    outputs: Sequence[TensorOutput],
+    wanted: Sequence[str],
+    *,
+    tf32: bool = False,
+) -> References | None:
+    by_name = {output.name: tensor for output, tensor in zip(outputs, eager)}
+    call = AnsweredCall(outputs, by_name, wanted, model=model, bound=bound)
+    computed = wide_answers([call])
+    found = session_references([call], computed, tf32=tf32) if computed else None
+    return found.parts[0] if found else None
 
 
 def known(model: nn.Module, x: Tensor) -> References | None:

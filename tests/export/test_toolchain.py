@@ -19,7 +19,7 @@ from torch._inductor import config, cpp_builder
 from exportkit.errors import CompilerError, UsageError
 from exportkit.export import cpu_isas
 from exportkit.export.artifact import export_aoti
-from exportkit.export.compile import device_header, usable_compiler
+from exportkit.export.compile import model_sources, usable_compiler
 from exportkit.export.compile.compile_plan import read_inductor_config
 from exportkit.export.compile.model_sources import compiling_model_sources
 from exportkit.export.models.resolve import resolve
@@ -278,8 +278,8 @@ def test_ccache_compiles_the_same_in_any_folder_and_only_where_caches_may_be_use
 
 def test_torchs_header_parses_devices_without_regex_as_with(tmp_path: Path) -> None:
     """The original expression is the oracle."""
-    device_header.write_header_without_regex(tmp_path)
-    header = (tmp_path / device_header._DEVICE_HEADER).read_text()
+    model_sources.write_header_without_regex(tmp_path)
+    header = (tmp_path / model_sources._DEVICE_HEADER).read_text()
     assert "regex" not in re.sub(r"//.*", "", header)
     kinds = ("", "c", "cpu", "cuda", "xpu", "mps", "cpucuda", "CPU", "meta", " cpu", "cuda ")
     ends = ("", ":", ":0", ":17", "::", ":0:", ":-1", ":a", ":1a", ": 1", "0", ":00", ":1 ")
@@ -293,7 +293,7 @@ def test_torchs_header_parses_devices_without_regex_as_with(tmp_path: Path) -> N
     )
     source = tmp_path / "main.cpp"
     source.write_text(
-        f"#include <cstdio>\n#include <string>\n{device_header._DEVICE_TEXT}\nint main() {{\n{lines}\n}}\n"
+        f"#include <cstdio>\n#include <string>\n{model_sources._DEVICE_TEXT}\nint main() {{\n{lines}\n}}\n"
     )
     subprocess.run(["g++", "-std=c++20", str(source), "-o", str(tmp_path / "main")], check=True)
     said = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout.splitlines()
@@ -307,9 +307,9 @@ def test_torchs_header_parses_devices_without_regex_as_with(tmp_path: Path) -> N
 
 
 def test_a_header_that_torch_changed_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    header = tmp_path / "torch" / "include" / device_header._DEVICE_HEADER
+    header = tmp_path / "torch" / "include" / model_sources._DEVICE_HEADER
     header.parent.mkdir(parents=True)
     header.write_text("#include <regex>\nnamespace torch::aot_inductor {\n std::regex re(other); }\n")
-    monkeypatch.setattr(device_header.torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
-    device_header.write_header_without_regex(tmp_path / "include")
+    monkeypatch.setattr(model_sources.torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    model_sources.write_header_without_regex(tmp_path / "include")
     assert not (tmp_path / "include").exists()

@@ -85,7 +85,7 @@ def test_no_patch_is_kept_that_no_torch_needs() -> None:
 
 
 def failing_while_patched() -> None:
-    with patched("Owner.number", lambda number: lambda self: number(self) + 1):
+    with patched("Owner.number", lambda number, self: number(self) + 1):
         assert Owner().number() == 2
         raise RuntimeError("inside")
 
@@ -94,13 +94,13 @@ def test_the_original_is_back_after_an_error() -> None:
     before = dict(vars(Owner))
     with pytest.raises(RuntimeError, match="inside"):
         failing_while_patched()
-    with all_patched(("Owner.limit", lambda limit: limit + 1), ("Owner.name", lambda name: lambda cls: name(cls) * 2)):
+    with all_patched(("Owner.limit", lambda limit: limit + 1), ("Owner.name", lambda name, cls: name(cls) * 2)):
         assert (Owner.limit, Heir.name()) == (2, "ownerowner")
     assert dict(vars(Owner)) == before
 
 
 def test_other_threads_call_what_torch_has_and_make_changes_of_their_own() -> None:
-    add = lambda amount: lambda number: lambda self: number(self) + amount  # noqa: E731
+    add = lambda amount: lambda number, self: number(self) + amount  # noqa: E731
 
     def there() -> tuple[int, int]:
         plain = Owner().number()
@@ -125,12 +125,12 @@ def test_a_torch_that_differs_is_refused(patch: Patch, says: str, monkeypatch: p
     monkeypatch.setattr(door, "PATCHES", {patch.key: patch})
     version = torch.__version__.replace("+", r"\+")
     message = rf"torch {version} {says}, which exportkit needs to replace\n.*2\.13"
-    with pytest.raises(ExportError, match=message), patched(patch.key, lambda original: original):
+    with pytest.raises(ExportError, match=message), patched(patch.key, lambda original, *given: original(*given)):
         raise AssertionError("the block ran")
 
 
 def test_a_change_that_this_torch_does_not_need_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     minor = ".".join(torch.__version__.split(".")[:2])
     monkeypatch.setattr(door, "PATCHES", {"Owner.number": replace(OURS[0], until=minor)})
-    with patched("Owner.number", lambda number: lambda self: 2):
+    with patched("Owner.number", lambda number, self: 2):
         assert Owner().number() == 1

@@ -24,6 +24,7 @@ from exportkit.export.sizes.shapes import (
     torch_dimensions,
     torch_shape,
 )
+from exportkit.export.sizes.size_changes import sizes_as_texts
 from exportkit.export.sizes.torch_sizes import plain_shapes
 from exportkit.export.trace.saved_program import trace_saved
 from exportkit.export.trace.trace import ready_to_trace
@@ -189,8 +190,7 @@ def sizes_of(spec: ExportSpec, *ranges: str) -> dict[str, dict[int, str]]:
     """Returns the sizes of a spec as they are traced, with the ranges of their names."""
     with ready_to_trace(EagerModel(spec), TraceOptions(ranges=ranges), CPU) as ready:
         _, sizes = ready.tasks["forward"]
-    ends = {d.name: f"[{d.min}:{d.max}]" for d in sizes.dimensions}
-    return {t: {d: f"{s}{ends[s.dimension]}" for d, s in dims.items()} for t, dims in sizes.places.items()}
+    return sizes_as_texts(sizes)
 
 
 PAIR = (torch.randn(2, 14, 3), torch.randn(2, 7, 3))

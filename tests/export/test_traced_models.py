@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from pathlib import Path
@@ -132,7 +131,7 @@ class Slice(nn.Module):
 def test_code_that_does_not_compile_names_the_operator_and_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inductor_changes, "_slices_with_two_ends", contextlib.nullcontext)
+    monkeypatch.setattr(inductor_changes, "_slices_with_two_ends", lambda make, *given: make(*given))
     spec = spec_of(Slice(), torch.rand(4, 3), torch.tensor(2))
     with pytest.raises(ExportError) as caught:
         export_aoti(spec, tmp_path / "slice.pt2", TraceOptions(cases=1, edge_cases=False))

@@ -32,7 +32,7 @@ def convert_spec(spec: ExportSpec, *, opset: int = 20, inline: bool = False) -> 
         program, *_ = trace_with_torch_export(task, sizes)
         with torch.no_grad():
             output = describe_output(spec.model(*spec.example_inputs, **spec.example_kwargs))
-        call = describe_program(program, task.bound, sizes, output, spec).call
+        call, _ = describe_program(program, task.bound, sizes, output, spec)
         method = PackagedMethod(name="forward", call=call, state=())
         return convert(
             program, method, opset=opset, inline=inline, decompositions=spec.decompositions, progress=lambda step: None

@@ -186,17 +186,13 @@ def _code(
     return _target(device, cpu_isa, ptx, code.files), [*code.files], code.constants
 
 
-def _library(files: Sequence[Path]) -> Path:
-    return next(file for file in files if file.suffix == ".so")
-
-
 def _target(device: torch.device, cpu_isa: str | None, ptx: bool, files: Sequence[Path]) -> Target:
     """Describes the compiled code for the manifest. Which GPUs run it is said by the code, not by the device.
 
     Raises:
         CompilerError: The library would crash when it is loaded.
     """
-    elf = read_elf(_library(files))
+    elf = read_elf(next(file for file in files if file.suffix == ".so"))
     if elf.static_libstdcxx:
         raise CompilerError(
             "the compiled model contains a copy of libstdc++, so it would crash in std::regex when it is loaded",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from exportkit.errors import ExportError
 from exportkit.export.sizes.guards import judged_conditions, placed_relation
 from exportkit.export.sizes.tried_sizes import Ranges, counterexamples, holds
-from exportkit.export.torch_patches.patched import DOOR, patched
+from exportkit.export.torch_patches.patched import DOOR, Function, all_patched
 
 _ASKING = ("/symbolic_shapes.py", "/sym_node.py", "/recording.py", "/torch/__init__.py", DOOR)
 
@@ -50,22 +50,20 @@ def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
         if isinstance(range_.lower, sympy.Integer) and isinstance(range_.upper, sympy.Integer) and range_.upper >= 2
     }
 
-    def looking(log_guard: Callable[..., None]) -> Callable[..., None]:
-        def look(env: ShapeEnv, prefix: str, guard: Any, *rest: Any, **named: Any) -> None:
-            symbols: set[sympy.Symbol] = getattr(guard, "free_symbols", set())
-            declared = prefix == "eval" and symbols and symbols <= ranges.keys()  # else checked where code runs
-            if declared and not _of_layout(guard) and counterexamples(guard, ranges):
-                if not any(holds(sympy.Or(guard, sympy.Not(each)), ranges) for each in judged):
-                    raise AssumedSizeError(placed_relation(guard, env))
-                forgiven.add(guard)
-            log_guard(env, prefix, guard, *rest, **named)
+    def look(log_guard: Function, env: ShapeEnv, prefix: str, guard: Any, *rest: Any, **named: Any) -> None:
+        symbols: set[sympy.Symbol] = getattr(guard, "free_symbols", set())
+        declared = prefix == "eval" and symbols and symbols <= ranges.keys()  # else checked where code runs
+        if declared and not _of_layout(guard) and counterexamples(guard, ranges):
+            if not any(holds(sympy.Or(guard, sympy.Not(each)), ranges) for each in judged):
+                raise AssumedSizeError(placed_relation(guard, env))
+            forgiven.add(guard)
+        log_guard(env, prefix, guard, *rest, **named)
 
-        return look
+    def conclude_unless_forgiven(conclude: Function, env: ShapeEnv, guard: Any) -> None:
+        if guard not in forgiven:
+            conclude(env, guard)
 
-    def concluding(conclude: Callable[..., None]) -> Callable[..., None]:
-        return lambda env, guard: None if guard in forgiven else conclude(env, guard)
-
-    with patched("ShapeEnv._log_guard", looking), patched("ShapeEnv._maybe_guard_rel", concluding):
+    with all_patched(("ShapeEnv._log_guard", look), ("ShapeEnv._maybe_guard_rel", conclude_unless_forgiven)):
         try:
             yield
         except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch._inductor.scheduler import BaseSchedulerNode, Scheduler
 
 from exportkit.errors import ExportError
 from exportkit.export.models.source_lines import where_traced
-from exportkit.export.torch_patches.patched import all_patched
+from exportkit.export.torch_patches.patched import Function, all_patched
 from exportkit.package.compiled_with import leave_one
 
 _REFUSED = re.compile(r"^(model\.\w+\.cpp):(\d+):\d+: error: (.+)$", re.MULTILINE)
@@ -83,21 +83,15 @@ def noted_lines() -> Iterator[Mapping[str, torch.fx.Node]]:
     nodes: list[torch.fx.Node] = []
     written: dict[str, torch.fx.Node] = {}
 
-    def for_node(write: Callable[..., None]) -> Callable[..., None]:
-        def noted(scheduler: Scheduler, scheduled: Any) -> None:
-            nodes[:] = list(scheduled.node.origins)[:1] if scheduled.node else []
-            write(scheduler, scheduled)
-            nodes.clear()
+    def for_node(write: Function, scheduler: Scheduler, scheduled: Any) -> None:
+        nodes[:] = list(scheduled.node.origins)[:1] if scheduled.node else []
+        write(scheduler, scheduled)
+        nodes.clear()
 
-        return noted
-
-    def for_line(write: Callable[..., None]) -> Callable[..., None]:
-        def noted(wrapper: PythonWrapperCodegen, line: Any) -> None:
-            if nodes and isinstance(line, str):
-                written[line.strip()] = nodes[0]
-            write(wrapper, line)
-
-        return noted
+    def for_line(write: Function, wrapper: PythonWrapperCodegen, line: Any) -> None:
+        if nodes and isinstance(line, str):
+            written[line.strip()] = nodes[0]
+        write(wrapper, line)
 
     with all_patched(("Scheduler.codegen_extern_call", for_node), ("PythonWrapperCodegen.writeline", for_line)):
         yield written

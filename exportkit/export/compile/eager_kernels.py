@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +14,11 @@ from torch.fx import traceback
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.errors import UsageError
-from exportkit.export.torch_patches.patched import all_patched
+from exportkit.export.torch_patches.patched import Function, all_patched
 from exportkit.package.compiled_with import EVERY
 
 _NAME = re.compile(r"(?:aten(?:\.|::))?(\w+)(?:\.(\w+)(@\w+)?)?")
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
-_Table = Mapping[Any, Callable[..., Any]]
 
 # Every kernel of a conversion rounds in the same way, and torch 2.11's C interface gives it a wrong dtype.
 _CONVERSION = torch.ops.aten._to_copy.default
@@ -87,24 +87,18 @@ def eager_kernels(operators: Sequence[str]) -> AbstractContextManager[None]:
 
     Args:
         operators: What `read_eager_kernels` returned.
-
-    Raises:
-        ExportError: This torch lacks a function that is replaced for that.
     """
     if not operators:
         return nullcontext()
 
     left = frozenset(operators)
 
-    def kept(select: Callable[[], _Table]) -> Callable[[], _Table]:
-        return lambda: {operator: _unless_left(operator, take_apart, left) for operator, take_apart in select().items()}
+    def kept(select: Function) -> Mapping[Any, Function]:
+        return {operator: partial(_unless_left, left, operator, apart) for operator, apart in select().items()}
 
-    def forced(falls_back: Callable[..., bool]) -> Callable[..., bool]:
-        def decided(node: torch.fx.Node, *args: Any, **kwargs: Any) -> bool:
-            leaves = _comes_from(node.target, node.meta, left) and _is_callable(node.target, _values(node))
-            return leaves or falls_back(node, *args, **kwargs)
-
-        return decided
+    def forced(falls_back: Function, node: torch.fx.Node, *args: Any, **kwargs: Any) -> bool:
+        leaves = _comes_from(node.target, node.meta, left) and _is_callable(node.target, _values(node))
+        return leaves or falls_back(node, *args, **kwargs)
 
     return all_patched(
         ("compile_fx.select_decomp_table", kept), ("graph.fallback_node_due_to_unsupported_type", forced)
@@ -160,15 +154,11 @@ def _device(node: torch.fx.Node) -> torch.device:
     return next(each.meta["val"].device for each in node.all_input_nodes if isinstance(each.meta["val"], torch.Tensor))
 
 
-def _unless_left(operator: Any, take_apart: Callable[..., Any], left: frozenset[str]) -> Callable[..., Any]:
+def _unless_left(left: frozenset[str], operator: Any, take_apart: Function, *args: Any, **kwargs: Any) -> Any:
     """Takes an operator apart, unless it or what it comes from is left to eager."""
-
-    def decide(*args: Any, **kwargs: Any) -> Any:
-        if _comes_from(operator, traceback.get_current_meta(), left) and _is_callable(operator, args):
-            return NotImplemented
-        return take_apart(*args, **kwargs)
-
-    return decide
+    if _comes_from(operator, traceback.get_current_meta(), left) and _is_callable(operator, args):
+        return NotImplemented
+    return take_apart(*args, **kwargs)
 
 
 def _comes_from(target: Any, meta: Mapping[str, Any], left: frozenset[str]) -> bool:

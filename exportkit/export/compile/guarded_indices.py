@@ -5,9 +5,8 @@ On a GPU, such a kernel ends the CUDA context at an index out of range, or at a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import sympy
@@ -15,7 +14,8 @@ import torch
 from torch._inductor import ir
 from torch._inductor.virtualized import ops
 
-from exportkit.export.torch_patches.patched import all_patched
+from exportkit.export.torch_patches.dispatch import by_name
+from exportkit.export.torch_patches.patched import Function, all_patched
 
 _ALONG = frozenset({"gather", "index_select", "index_add", "index_copy", "index_reduce", "scatter", "scatter_add"}) | {
     "scatter_reduce"
@@ -27,11 +27,7 @@ _POOLS = frozenset({"max_unpool2d", "max_unpool3d"})
 
 
 def guarded_indices() -> AbstractContextManager[None]:
-    """Gives eager's kernels indices in range while the block runs; the code refuses others (`refusing_code`).
-
-    Raises:
-        ExportError: This torch lacks a function that is replaced for that.
-    """
+    """Gives eager's kernels indices in range while the block runs; the code refuses others (`refusing_code`)."""
     return all_patched(
         ("FallbackKernel.create", _with_guards),
         ("IndexPutFallback.__init__", _put),
@@ -39,34 +35,26 @@ def guarded_indices() -> AbstractContextManager[None]:
     )
 
 
-def _with_guards(create: Callable[..., Any]) -> Callable[..., Any]:
-    def guarded(cls: type, kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        make = partial(create, cls)
-        if not isinstance(kernel, torch._ops.OpOverload) or kernel.namespace != "aten":
-            return make(kernel, *args, **kwargs)
-        names = [argument.name for argument in kernel._schema.arguments]
-        given = {**dict(zip(names, args)), **kwargs}
-        changed = {name: _guard(value, *bounds) for name, value, bounds in _bounds(kernel, given)}
-        if indices := given.get("indices") if _plain_name(kernel) in _BY_LIST else None:
-            changed["indices"] = _guard_list(given["self"], indices)
-        args = tuple(changed.get(name, value) for name, value in zip(names, args))
-        return make(kernel, *args, **{**kwargs, **{n: v for n, v in changed.items() if n in kwargs}})
-
-    return guarded
+def _with_guards(create: Function, cls: type, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(kernel, torch._ops.OpOverload) or kernel.namespace != "aten":
+        return create(cls, kernel, *args, **kwargs)
+    names = [argument.name for argument in kernel._schema.arguments]
+    given = by_name(kernel, args, kwargs)
+    changed = {name: _guard(value, *bounds) for name, value, bounds in _bounds(kernel, given)}
+    if indices := given.get("indices") if _plain_name(kernel) in _BY_LIST else None:
+        changed["indices"] = _guard_list(given["self"], indices)
+    args = tuple(changed.get(name, value) for name, value in zip(names, args))
+    return create(cls, kernel, *args, **{**kwargs, **{n: v for n, v in changed.items() if n in kwargs}})
 
 
-def _put(make: Callable[..., None]) -> Callable[..., None]:
-    def made(node: Any, operator: Any, target: Any, indices: Any, *rest: Any) -> None:
-        make(node, operator, target, _guard_list(target, indices), *rest)
-
-    return made
+def _put(make: Function, node: Any, operator: Any, target: Any, indices: Any, *rest: Any) -> None:
+    make(node, operator, target, _guard_list(target, indices), *rest)
 
 
-def _scattered(make: Callable[..., None]) -> Callable[..., None]:
-    def made(node: Any, operator: Any, target: Any, dim: int, index: Any, *rest: Any, **options: Any) -> None:
-        make(node, operator, target, dim, _guard(index, 0, _size(target, dim)), *rest, **options)
-
-    return made
+def _scattered(
+    make: Function, node: Any, operator: Any, target: Any, dim: int, index: Any, *rest: Any, **options: Any
+) -> None:
+    make(node, operator, target, dim, _guard(index, 0, _size(target, dim)), *rest, **options)
 
 
 def _plain_name(kernel: torch._ops.OpOverload) -> str:

@@ -15,7 +15,7 @@ from torch._inductor import config
 from torch._inductor.graph import getattr_recursive
 from torch.fx import Graph, GraphModule, Node
 
-from exportkit.export.torch_patches.patched import all_patched
+from exportkit.export.torch_patches.patched import Function, all_patched
 
 _FOLDING = "aot_inductor.use_runtime_constant_folding"
 
@@ -36,28 +36,24 @@ def computed_at_load(change: Callable[[Graph], set[Node]], applies: Callable[[Gr
         if ours:
             config.aot_inductor.use_runtime_constant_folding = applies(graph)
 
-    def changing(split: Callable[..., Any]) -> Callable[..., Any]:
-        def changed(module: GraphModule, *args: Any, skip_folding_node_fn: Any = None, **kwargs: Any) -> Any:
-            computed = change(module.graph)
-            module.recompile()
+    def changing(
+        split: Function, module: GraphModule, *args: Any, skip_folding_node_fn: Any = None, **kwargs: Any
+    ) -> Any:
+        computed = change(module.graph)
+        module.recompile()
 
-            def skip(node: Node) -> bool:
-                others = ours and node.op != "get_attr" and node not in computed
-                return others or bool(skip_folding_node_fn and skip_folding_node_fn(node))
+        def skip(node: Node) -> bool:
+            others = ours and node.op != "get_attr" and node not in computed
+            return others or bool(skip_folding_node_fn and skip_folding_node_fn(node))
 
-            return split(module, *args, skip_folding_node_fn=skip, **kwargs)
+        return split(module, *args, skip_folding_node_fn=skip, **kwargs)
 
-        return changed
-
-    def writing_small_ones(get_attr: Callable[..., Any]) -> Callable[..., Any]:
+    def writing_small_ones(get_attr: Function, graph: Any, target: str, *args: Any, **kwargs: Any) -> Any:
         # Asked to fold constants, Inductor would read single numbers and short vectors from outside of the code.
-        def lower(graph: Any, target: str, *args: Any, **kwargs: Any) -> Any:
-            value = getattr_recursive(graph.module, target)
-            short = isinstance(value, torch.Tensor) and value.dim() <= 1 and not target.startswith("_FOLDED_CONST_")
-            with config.patch({_FOLDING: False}) if ours and short else nullcontext():
-                return get_attr(graph, target, *args, **kwargs)
-
-        return lower
+        value = getattr_recursive(graph.module, target)
+        short = isinstance(value, torch.Tensor) and value.dim() <= 1 and not target.startswith("_FOLDED_CONST_")
+        with config.patch({_FOLDING: False}) if ours and short else nullcontext():
+            return get_attr(graph, target, *args, **kwargs)
 
     changes = all_patched(("compile_fx.split_const_gm", changing), ("GraphLowering.get_attr", writing_small_ones))
     with config.patch({_FOLDING: False, "post_grad_custom_post_pass": decide}), changes:

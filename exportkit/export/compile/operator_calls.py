@@ -7,7 +7,7 @@ of these is written as C++ that goes to the dispatcher through the stable ABI.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,7 +15,8 @@ import sympy
 import torch
 from torch._inductor.virtualized import V
 
-from exportkit.export.torch_patches.patched import all_patched
+from exportkit.export.torch_patches.dispatch import by_name
+from exportkit.export.torch_patches.patched import Function, all_patched
 from exportkit.export.trace.operator_arguments import is_default_list, needs_dispatcher
 from exportkit.schema_text import innermost
 
@@ -39,42 +40,36 @@ def operator_calls() -> AbstractContextManager[None]:
     )
 
 
-def _listed(serialize: Callable[..., Any]) -> Callable[..., Any]:
-    def serialized(serializer: Any, target: Any, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
-        if not isinstance(target, torch._ops.OpOverload):
-            return serialize(serializer, target, args, kwargs)
+def _listed(serialize: Function, serializer: Any, target: Any, args: Any, kwargs: Any = None) -> Any:
+    if not isinstance(target, torch._ops.OpOverload):
+        return serialize(serializer, target, args, kwargs)
+    arguments = target._schema.arguments
+    given = by_name(target, args, kwargs or {})
+    for each in arguments:
+        if each.name not in given and each.kwarg_only and _has_integers(each.default_value):
+            given[each.name] = each.default_value
+        elif each.name in given and is_default_list(each, given[each.name]):
+            del given[each.name]  # the executor takes a default from the schema
+    if any(_is_dispatched(each, given.get(each.name)) for each in arguments):
+        return []
+    typed = {each.name: _typed(each, given[each.name]) for each in arguments if each.name in given}
+    return serialize(serializer, target, (), typed)
+
+
+def _written(call: Function, wrapper: Any, target: Any, args: Sequence[Any], names: Any, outputs: Any) -> None:
+    if isinstance(target, torch._ops.OpOverload):
         arguments = target._schema.arguments
-        given = {each.name: value for each, value in zip(arguments, args)} | (kwargs or {})
-        for each in arguments:
-            if each.name not in given and each.kwarg_only and _has_integers(each.default_value):
-                given[each.name] = each.default_value
-            elif each.name in given and is_default_list(each, given[each.name]):
-                del given[each.name]  # the executor takes a default from the schema
-        if any(_is_dispatched(each, given.get(each.name)) for each in arguments):
-            return []
-        typed = {each.name: _typed(each, given[each.name]) for each in arguments if each.name in given}
-        return serialize(serializer, target, (), typed)
-
-    return serialized
-
-
-def _written(call: Callable[..., None]) -> Callable[..., None]:
-    def written(wrapper: Any, target: Any, args: Sequence[Any], names: Any, outputs: Any) -> None:
-        if isinstance(target, torch._ops.OpOverload):
-            arguments = target._schema.arguments
-            if any(map(_is_dispatched, arguments, args)):
-                V.extern_kernel_nodes.pop()  # its entry in the list
-                _write_call(wrapper, target, args, names, outputs)
-                return
-            args = [_passed(wrapper, each, value) for each, value in zip(arguments, args)]
-        write = wrapper.writeline
-        wrapper.writeline = lambda line: write(
-            f"AOTI_TORCH_ERROR_CODE_CHECK({line.rstrip(';')});" if line.startswith(_CALL) else line
-        )
-        call(wrapper, target, args, names, outputs)
-        del wrapper.writeline
-
-    return written
+        if any(map(_is_dispatched, arguments, args)):
+            V.extern_kernel_nodes.pop()  # its entry in the list
+            _write_call(wrapper, target, args, names, outputs)
+            return
+        args = [_passed(wrapper, each, value) for each, value in zip(arguments, args)]
+    write = wrapper.writeline
+    wrapper.writeline = lambda line: write(
+        f"AOTI_TORCH_ERROR_CODE_CHECK({line.rstrip(';')});" if line.startswith(_CALL) else line
+    )
+    call(wrapper, target, args, names, outputs)
+    del wrapper.writeline
 
 
 class _Written(int):

@@ -9,7 +9,7 @@ the block in each call again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -25,7 +25,7 @@ from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from exportkit.export.compile.load_time import computed_at_load
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, patched
 from exportkit.recurrent import NAMESPACE
 
 _aten = torch.ops.aten
@@ -36,19 +36,14 @@ _MODES = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN_TANH", "rnn_relu": "RNN
 def packed_rnn_weights() -> Iterator[None]:
     """Makes the change while the block runs."""
 
-    def call_function(call: Callable[..., Any]) -> Callable[..., Any]:
+    def by_torch(call: Function, graph: GraphLowering, target: Any, *args: Any) -> Any:
         # Code that runs at load cannot have Triton's kernels: torch does not link them.
-        def by_torch(graph: GraphLowering, target: Any, *args: Any) -> Any:
-            if graph.is_const_graph and target is _aten.cat.default:
-                return fallback_handler(target, add_to_fallback_set=False)(*args[0])
-            return call(graph, target, *args)
+        if graph.is_const_graph and target is _aten.cat.default:
+            return fallback_handler(target, add_to_fallback_set=False)(*args[0])
+        return call(graph, target, *args)
 
-        return by_torch
-
-    with (
-        computed_at_load(lay_out, applies=lambda graph: bool(_layers(graph))),
-        patched("GraphLowering.call_function", call_function),
-    ):
+    layouts = computed_at_load(lay_out, applies=lambda graph: bool(_layers(graph)))
+    with layouts, patched("GraphLowering.call_function", by_torch):
         yield
 
 

@@ -95,7 +95,8 @@ def _products(graph: Graph) -> list[Node]:
         for product in graph.find_nodes(op="call_function", target=target)
         if _is_transposed(_factor(product))
     ]
-    sizes = {_weight(_factor(product)): _factor(product).meta["val"].nbytes for product in found}
+    factors = [_factor(product) for product in found]
+    sizes = {_way(factor)[-1].args[0]: factor.meta["val"].nbytes for factor in factors}  # by the weight
     return found if sum(sizes.values()) <= MOST_BYTES else []
 
 
@@ -120,10 +121,6 @@ def _way(node: Node) -> list[Node]:
         assert isinstance(first, Node)
         node = first
     return found if node.op == "get_attr" else []
-
-
-def _weight(factor: Node) -> Any:
-    return _way(factor)[-1].args[0]
 
 
 def _add_bias_apart(graph: Graph, product: Node) -> None:

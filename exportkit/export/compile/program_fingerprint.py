@@ -58,8 +58,9 @@ def program_fingerprint(program: torch.export.ExportedProgram, *, values: bool) 
         UnknownPartError: It has a part of which this module does not know whether code depends on it.
     """
     lines = [*_graph(program.graph_module)]
-    lines += [f"{part} {encoded(spec)}" for part in ("inputs", "outputs") for spec in _specs(program, part)]
-    lines += [f"range {name} {bounds}" for name, bounds in sorted(map(_texts, program.range_constraints.items()))]
+    lines += [f"inputs {encoded(spec)}" for spec in program.graph_signature.input_specs]
+    lines += [f"outputs {encoded(spec)}" for spec in program.graph_signature.output_specs]
+    lines += sorted(f"range {name} {bounds}" for name, bounds in program.range_constraints.items())
     lines += [f"structure {encoded(program.call_spec.in_spec)} {encoded(program.call_spec.out_spec)}"]
     leaves, structure = tree_flatten(program.example_inputs)
     lines += [f"example {encoded(structure)}", *(f"example {encoded(leaf)}" for leaf in leaves)]
@@ -116,11 +117,6 @@ def _origin(source: Any) -> str:
     return f"{source.name}:{_ADDRESS.sub('', target)}({deeper})"
 
 
-def _specs(program: torch.export.ExportedProgram, part: str) -> Any:
-    signature = program.graph_signature
-    return signature.input_specs if part == "inputs" else signature.output_specs
-
-
 def _operator(target: Any) -> str:
     if isinstance(target, OpOverload):
         return str(target) if target.namespace in TORCH_NAMESPACES else _custom(target)
@@ -161,13 +157,9 @@ def _tensors(what: str, tensors: Mapping[str, Any], *, values: bool) -> Iterator
             raise UnknownPartError(f"{what} {name}, a {type(tensor).__name__}")
         where = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if tensor.numel() else name
         group = groups.setdefault(where, len(groups))
-        content = hashlib.sha256(_bytes(tensor)).hexdigest() if values else ""
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous() if values else None
+        content = "" if plain is None else hashlib.sha256(elements(plain)).hexdigest()
         yield f"{what} {name} {encoded(tensor)} {group} {content}"
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    return elements(plain.contiguous())
 
 
 def _sizes(module: torch.fx.GraphModule) -> Iterator[str]:
@@ -206,30 +198,13 @@ def _tensor(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {tensor.device} {shape} {flags} {aligned}"
 
 
-def _symbolic(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> str:
-    return f"{type(value).__name__}({value.node.expr}, {getattr(value.node, '_hint', None)})"
-
-
-def _texts(pair: tuple[Any, Any]) -> tuple[str, str]:
-    return str(pair[0]), str(pair[1])
-
-
-def _mapping(value: Mapping[Any, Any]) -> str:
-    return "{" + ", ".join(f"{encoded(key)}: {encoded(each)}" for key, each in value.items()) + "}"
-
-
-def _sequence(value: Any) -> str:
-    return f"{type(value).__name__}({', '.join(map(encoded, value))})"
-
-
-def _class(value: type) -> str:
-    return f"{value.__module__}.{value.__qualname__}"
-
-
 _WRITERS: tuple[tuple[Any, Any], ...] = (
     (torch.fx.Node, lambda value: f"%{value.name}"),
     (torch.Tensor, _tensor),
-    ((torch.SymInt, torch.SymFloat, torch.SymBool), _symbolic),
+    (
+        (torch.SymInt, torch.SymFloat, torch.SymBool),
+        lambda value: f"{type(value).__name__}({value.node.expr}, {getattr(value.node, '_hint', None)})",
+    ),
     ((torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator), repr),
     (enum.Enum, str),
     (slice, lambda value: f"slice{encoded((value.start, value.stop, value.step))}"),
@@ -237,8 +212,8 @@ _WRITERS: tuple[tuple[Any, Any], ...] = (
     (OpOverloadPacket, str),
     (sympy.Basic, sympy.srepr),
     (TreeSpec, repr),
-    (Mapping, _mapping),
+    (Mapping, lambda value: f"{{{', '.join(f'{encoded(key)}: {encoded(each)}' for key, each in value.items())}}}"),
     ((set, frozenset), lambda value: f"set{sorted(map(encoded, value))}"),
-    ((list, tuple), _sequence),
-    (type, _class),
+    ((list, tuple), lambda value: f"{type(value).__name__}({', '.join(map(encoded, value))})"),
+    (type, lambda value: f"{value.__module__}.{value.__qualname__}"),
 )

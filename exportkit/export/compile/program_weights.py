@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +16,7 @@ from torch.export.graph_signature import InputKind
 
 from exportkit.errors import ExportError
 from exportkit.export.record.host_copies import HostCopies
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, patched
 from exportkit.package.consistency import WEIGHTS_DIR
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Weight
@@ -95,15 +95,11 @@ class ProgramWeights:
         By default Inductor writes tensors of up to eight elements into the code, and computes with tensors of one
         element at compile time. A second fine-tune of the model would silently get these values of the first.
         """
-        from torch._inductor.graph import GraphLowering  # imported late: it takes seconds
 
-        def keeping_weights(get_attr: Callable[..., Any]) -> Callable[..., Any]:
-            def lower(graph: GraphLowering, target: str, *rest: Any, **named: Any) -> Any:
-                keep = config.always_keep_tensor_constants or target in self._names
-                with config.patch(always_keep_tensor_constants=keep):
-                    return get_attr(graph, target, *rest, **named)
-
-            return lower
+        def keeping_weights(get_attr: Function, graph: object, target: str, *rest: Any, **named: Any) -> Any:
+            keep = config.always_keep_tensor_constants or target in self._names
+            with config.patch(always_keep_tensor_constants=keep):
+                return get_attr(graph, target, *rest, **named)
 
         with patched("GraphLowering.get_attr", keeping_weights):
             yield

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import sympy
 import torch
 from torch._inductor import cpu_vec_isa
-from torch._inductor.codegen.cpp import CppVecKernel, KernelGroup, TilingSelect
+from torch._inductor.codegen.cpp import CppVecKernel, TilingSelect
 from torch._inductor.codegen.cpp_utils import _get_dtype_from_loopbodies, _get_loop_body
 from torch._inductor.virtualized import V
 
-from exportkit.export.torch_patches.patched import all_patched
+from exportkit.export.torch_patches.patched import Function, all_patched
 
 VECTORS = 8  # Two are loaded in a cycle, and an addition takes four. Sixteen would not fit the registers of AVX2.
 _HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
@@ -61,48 +60,38 @@ def reduction_tiling() -> AbstractContextManager[None]:
     )
 
 
-def _several_vectors(select: Callable[..., Any]) -> Callable[..., Any]:
-    def selected(tiling: TilingSelect, bodies: Any, sizes: Any) -> Any:
-        factors, indices, *more = select(tiling, bodies, sizes)
-        kept, reduced = max(sizes, key=lambda pair: len(pair[1]))
-        dtypes = _get_dtype_from_loopbodies(_get_loop_body(bodies))
-        if not reduced or not (dtypes <= _FLOATS or dtypes == {torch.float64}):
-            return factors, indices, *more  # torch converts several vectors of other types by their elements.
-        one = cpu_vec_isa.pick_vec_isa().nelements()
-        most = VECTORS * one // (2 if torch.float64 in dtypes else 1)
-        again = not indices and bool(more) and 0 < sum(more[0].non_contig_indexing_op_counter.values()) <= _APART
-        found = tiling._select_tiling_indices(bodies, sizes, one) if again else indices
-        if len(found) == 1 and 0 <= found[0] < len(kept):
-            wide, columns = one, kept[found[0]]
-            while wide < most and not V.graph.sizevars.statically_known_true(sympy.Le(columns, wide)):
-                wide *= 2
-            if not again or wide > one:
-                return [max([wide, *factors])], found, *more
-        return factors, indices, *more
-
-    return selected
+def _several_vectors(select: Function, tiling: TilingSelect, bodies: Any, sizes: Any) -> Any:
+    factors, indices, *more = select(tiling, bodies, sizes)
+    kept, reduced = max(sizes, key=lambda pair: len(pair[1]))
+    dtypes = _get_dtype_from_loopbodies(_get_loop_body(bodies))
+    if not reduced or not (dtypes <= _FLOATS or dtypes == {torch.float64}):
+        return factors, indices, *more  # torch converts several vectors of other types by their elements.
+    one = cpu_vec_isa.pick_vec_isa().nelements()
+    most = VECTORS * one // (2 if torch.float64 in dtypes else 1)
+    again = not indices and bool(more) and 0 < sum(more[0].non_contig_indexing_op_counter.values()) <= _APART
+    found = tiling._select_tiling_indices(bodies, sizes, one) if again else indices
+    if len(found) == 1 and 0 <= found[0] < len(kept):
+        wide, columns = one, kept[found[0]]
+        while wide < most and not V.graph.sizevars.statically_known_true(sympy.Le(columns, wide)):
+            wide *= 2
+        if not again or wide > one:
+            return [max([wide, *factors])], found, *more
+    return factors, indices, *more
 
 
-def _whole_vectors(combine: Callable[..., str]) -> Callable[..., str]:
+def _whole_vectors(combine: Function, kernel: CppVecKernel, *args: Any, **kwargs: Any) -> Any:
     """Combines the last columns without a mask. They do not fill a vector, and what is beyond them is not stored."""
-
-    def combined(kernel: CppVecKernel, *args: Any, **kwargs: Any) -> str:
-        assert kernel.reduction_depth is not None
-        tail = kernel.tail_size
-        if kernel.tiling_idx < kernel.reduction_depth:
-            kernel.tail_size = None
-        try:
-            return combine(kernel, *args, **kwargs)
-        finally:
-            kernel.tail_size = tail
-
-    return combined
+    assert kernel.reduction_depth is not None
+    tail = kernel.tail_size
+    if kernel.tiling_idx < kernel.reduction_depth:
+        kernel.tail_size = None
+    try:
+        return combine(kernel, *args, **kwargs)
+    finally:
+        kernel.tail_size = tail
 
 
-def _with_conversions(write: Callable[..., str]) -> Callable[..., str]:
-    def written(group: KernelGroup, *args: Any, **kwargs: Any) -> str:
-        # Two equal reductions, such as x.sum(0) and x.T.sum(1), are one, which is stored twice under one name.
-        code = _STORED.sub(r"{ \g<0> }", write(group, *args, **kwargs))
-        return code.replace(_HEADER, _HEADER + _CONVERT, 1) if "at::vec::convert<" in code else code
-
-    return written
+def _with_conversions(write: Function, *args: Any, **kwargs: Any) -> str:
+    # Two equal reductions, such as x.sum(0) and x.T.sum(1), are one, which is stored twice under one name.
+    code = _STORED.sub(r"{ \g<0> }", write(*args, **kwargs))
+    return code.replace(_HEADER, _HEADER + _CONVERT, 1) if "at::vec::convert<" in code else code

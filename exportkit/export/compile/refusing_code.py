@@ -9,7 +9,7 @@ by zero, which end a process, too, and the assertions that models write.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -24,8 +24,7 @@ from torch._inductor.virtualized import NullHandler, V
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_structure
 
-from exportkit.export.compile.attention_values import refuse_in_attention
-from exportkit.export.compile.refusable_values import DIVISIONS, bounds_of, constant_indices
+from exportkit.export.compile.refusable_values import DIVISIONS, bounds_of, constant_indices, refuse_in_attention
 from exportkit.export.compile.refusing_host_code import (
     dividing,
     looking_up_alone,
@@ -35,7 +34,7 @@ from exportkit.export.compile.refusing_host_code import (
     selecting_in_range,
 )
 from exportkit.export.models.source_lines import where_listed
-from exportkit.export.torch_patches.patched import all_patched
+from exportkit.export.torch_patches.patched import Function, all_patched
 from exportkit.package.compiled_with import MOST_PLACES, REFUSED_LENGTH, REFUSED_PLACES
 
 INPUT = "exportkit_refused"
@@ -68,7 +67,6 @@ def writing_refusals(writing: RefusingCode) -> AbstractContextManager[None]:
 
     Raises:
         RefusesValuesError: It would be needed, and the program was given no memory for them.
-        ExportError: This torch lacks a function that is replaced for that.
     """
     return all_patched(
         ("CSEProxy.indirect_indexing", writing._in_range),
@@ -133,68 +131,54 @@ class RefusingCode:
     def _zeros(self) -> torch.Tensor:
         return torch.zeros(REFUSED_LENGTH, dtype=torch.int64, device=self._device)
 
-    def _in_range(self, index: Callable[..., sympy.Symbol]) -> Callable[..., sympy.Symbol]:
+    def _in_range(
+        self, index: Function, proxy: Any, var: Any, size: Any, check: bool = True, wrap_neg: bool = True
+    ) -> sympy.Symbol:
         """Checks an index, and brings it into range."""
+        size = sympy.sympify(size)
+        wrap_neg = wrap_neg and not _all_come_from(_WITHOUT_NEGATIVE)
+        check = check or _all_come_from(("masked_scatter",))  # its source may have too few elements
+        with self._checking("index" if not wrap_neg else "index from both ends", size):
+            symbol = index(proxy, var, size, check, wrap_neg)
+            value = proxy.kernel.cse.varname_map[symbol.name]
+            bounds = value.bounds if wrap_neg else var.bounds
+            not_negative, less = bounds.lower >= 0, size.is_number and bounds.upper < size
+            if not common.generate_assert(check) or (not_negative and less):
+                return symbol
+            if value.bounds != bounds:  # torch 2.11 takes a negative index for one that counts from the end
+                proxy.kernel.check_bounds(symbol, size, not not_negative, not less)
+        need_elements(size, self._loops(proxy.kernel))
+        if getattr(value, "is_vec", True):
+            last = proxy.index_expr(size - 1, torch.int64)
+            within = proxy.maximum(proxy.minimum(_as_int64(proxy, value), last), proxy.constant(0, torch.int64))
+        else:
+            within = _chosen(proxy, value, size, not_negative, less)
+        return proxy.parent_handler.indirect_indexing(within, size, False)
 
-        def indexed(proxy: Any, var: Any, size: Any, check: bool = True, wrap_neg: bool = True) -> sympy.Symbol:
-            size = sympy.sympify(size)
-            wrap_neg = wrap_neg and not _all_come_from(_WITHOUT_NEGATIVE)
-            check = check or _all_come_from(("masked_scatter",))  # its source may have too few elements
-            with self._checking("index" if not wrap_neg else "index from both ends", size):
-                symbol = index(proxy, var, size, check, wrap_neg)
-                value = proxy.kernel.cse.varname_map[symbol.name]
-                bounds = value.bounds if wrap_neg else var.bounds
-                not_negative, less = bounds.lower >= 0, size.is_number and bounds.upper < size
-                if not common.generate_assert(check) or (not_negative and less):
-                    return symbol
-                if value.bounds != bounds:  # torch 2.11 takes a negative index for one that counts from the end
-                    proxy.kernel.check_bounds(symbol, size, not not_negative, not less)
-            need_elements(size, self._loops(proxy.kernel))
-            if getattr(value, "is_vec", True):
-                last = proxy.index_expr(size - 1, torch.int64)
-                within = proxy.maximum(proxy.minimum(_as_int64(proxy, value), last), proxy.constant(0, torch.int64))
-            else:
-                within = _chosen(proxy, value, size, not_negative, less)
-            found: sympy.Symbol = proxy.parent_handler.indirect_indexing(within, size, False)
-            return found
-
-        return indexed
-
-    def _divided(self, default: Callable[..., Any]) -> Callable[..., Any]:
+    def _divided(self, default: Function, proxy: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Divides integers by 1 where they would be divided by 0, and by -1 without the one quotient that overflows."""
+        if name in _DIVISIONS and not args[1].dtype.is_floating_point and _may_be_zero():
+            value, divisor = args
+            zero, one, minus_one = (proxy.constant(number, divisor.dtype) for number in (0, 1, -1))
+            self._require(proxy, proxy.ne(divisor, zero), "division")
+            divisor = proxy.where(proxy.eq(divisor, zero), one, divisor)
+            if divisor.dtype.is_signed:
+                negative = proxy.eq(divisor, minus_one)
+                value = proxy.where(negative, proxy.neg(value), value)
+                divisor = proxy.where(negative, one, divisor)
+            args = (value, divisor)
+        return default(proxy, name, args, kwargs)
 
-        def called(proxy: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if name in _DIVISIONS and not args[1].dtype.is_floating_point and _may_be_zero():
-                value, divisor = args
-                zero, one, minus_one = (proxy.constant(number, divisor.dtype) for number in (0, 1, -1))
-                self._require(proxy, proxy.ne(divisor, zero), "division")
-                divisor = proxy.where(proxy.eq(divisor, zero), one, divisor)
-                if divisor.dtype.is_signed:
-                    negative = proxy.eq(divisor, minus_one)
-                    value = proxy.where(negative, proxy.neg(value), value)
-                    divisor = proxy.where(negative, one, divisor)
-                args = (value, divisor)
-            return default(proxy, name, args, kwargs)
+    def _asserted(self, _: Function, proxy: Any, condition: Any, message: str) -> None:
+        plain = "".join(letter if letter.isprintable() else " " for letter in message)
+        self._require(proxy, condition, f"assertion {' '.join(plain.split())}")
 
-        return called
-
-    def _asserted(self, _: Callable[..., None]) -> Callable[..., None]:
-        def asserted(proxy: Any, condition: Any, message: str) -> None:
-            plain = "".join(letter if letter.isprintable() else " " for letter in message)
-            self._require(proxy, condition, f"assertion {' '.join(plain.split())}")
-
-        return asserted
-
-    def _known(self, load: Callable[..., Any]) -> Callable[..., Any]:
+    def _known(self, load: Function, proxy: Any, name: str, index: sympy.Expr) -> Any:
         """Needs no check of constants whose values are in range."""
-
-        def loaded(proxy: Any, name: str, index: sympy.Expr) -> Any:
-            value = load(proxy, name, index)
-            if bounds := self._constants.get(V.graph.allocated_constant_name.get(name, "")):
-                value.bounds = bounds
-            return value
-
-        return loaded
+        value = load(proxy, name, index)
+        if bounds := self._constants.get(V.graph.allocated_constant_name.get(name, "")):
+            value.bounds = bounds
+        return value
 
     def _require(self, proxy: Any, condition: Any, kind: str) -> None:
         """Checks a condition as an index that is in range where it holds."""
@@ -212,36 +196,34 @@ class RefusingCode:
         finally:
             self._kind, self._size = before
 
-    def _noted(self, check: Callable[..., str]) -> Callable[..., str]:
+    def _noted(
+        self, check: Function, kernel: Any, var: Any, lower: str | None, upper: str | None, mask: Any = None
+    ) -> str:
         """Writes down in place of asserting."""
-
-        def noted(kernel: Any, var: Any, lower: str | None, upper: str | None, mask: Any = None) -> str:
-            if isinstance(kernel, cpp.CppKernel) and not getattr(var, "is_vec", False):
-                mask = None  # C++ comes here only where the mask holds, and its `~` of a bool is always true
-            line = check(kernel, var, lower, upper, mask)
-            begin, end = f"{kernel.assert_function}(", ', "index out of bounds'
-            if not line.startswith(begin) or end not in line:
-                return line  # a vector's check of one number has noted it
-            if V.graph.is_const_graph:
-                return line  # what follows from the weights alone has no call that could refuse it
-            holds = line[len(begin) : line.rindex(end)]
-            if self._modification is not None:
-                memory = f"const_cast<int64_t*>({kernel.args.input_buffers[_memory()]})"
-            else:
-                memory = kernel.args.output(_memory())
-            if isinstance(kernel, triton.TritonKernel):
-                return self._stored(memory, holds, var)
-            place = 1 + 2 * self._place()
-            value = _found(kernel, var, self._size, mask) if self._kind.startswith("index") else "0"
-            size = f"{self._size} + 1" if value else f"-({self._size} + 1)"
-            numbers = ((0, "1"), (place, value or "0"), (place + 1, size))
-            written = " ".join(  # not by an atomic store, after which the compiler would load everything again
-                f"*static_cast<volatile int64_t*>({memory} + {at}) = static_cast<int64_t>({number});"
-                for at, number in numbers
-            )
-            return f"if (C10_UNLIKELY(!({holds}))) {{ {written} }}"
-
-        return noted
+        if isinstance(kernel, cpp.CppKernel) and not getattr(var, "is_vec", False):
+            mask = None  # C++ comes here only where the mask holds, and its `~` of a bool is always true
+        line: str = check(kernel, var, lower, upper, mask)
+        begin, end = f"{kernel.assert_function}(", ', "index out of bounds'
+        if not line.startswith(begin) or end not in line:
+            return line  # a vector's check of one number has noted it
+        if V.graph.is_const_graph:
+            return line  # what follows from the weights alone has no call that could refuse it
+        holds = line[len(begin) : line.rindex(end)]
+        if self._modification is not None:
+            memory = f"const_cast<int64_t*>({kernel.args.input_buffers[_memory()]})"
+        else:
+            memory = kernel.args.output(_memory())
+        if isinstance(kernel, triton.TritonKernel):
+            return self._stored(memory, holds, var)
+        place = 1 + 2 * self._place()
+        value = _found(kernel, var, self._size, mask) if self._kind.startswith("index") else "0"
+        size = f"{self._size} + 1" if value else f"-({self._size} + 1)"
+        numbers = ((0, "1"), (place, value or "0"), (place + 1, size))
+        written = " ".join(  # not by an atomic store, after which the compiler would load everything again
+            f"*static_cast<volatile int64_t*>({memory} + {at}) = static_cast<int64_t>({number});"
+            for at, number in numbers
+        )
+        return f"if (C10_UNLIKELY(!({holds}))) {{ {written} }}"
 
     def _stored(self, memory: str, holds: Any, value: Any) -> str:
         """Returns Triton's code that writes down a value for which a condition does not hold."""
@@ -249,36 +231,30 @@ class RefusingCode:
         written = ((0, "1"), (place, value), (place + 1, f"{self._size} + 1"))
         return "; ".join(f"tl.store({where} + {at}, {number}, ~({holds}))" for at, number in written)
 
-    def _modifying(self, modify: Callable[..., Any]) -> Callable[..., Any]:
+    def _modifying(self, modify: Function, template: Any, *args: Any, **kwargs: Any) -> Any:
         """Knows which attention's `score_mod` or `mask_mod` is written into a template."""
+        number = kwargs.get("subgraph_number")  # in Triton's templates
+        self._modification = args[0] if number is None else template.subgraphs[number]
+        try:
+            return modify(template, *args, **kwargs)
+        finally:
+            self._modification = None
 
-        def modified(template: Any, *args: Any, **kwargs: Any) -> Any:
-            number = kwargs.get("subgraph_number")  # in Triton's templates
-            self._modification = args[0] if number is None else template.subgraphs[number]
-            try:
-                return modify(template, *args, **kwargs)
-            finally:
-                self._modification = None
-
-        return modified
-
-    def _modification_in_range(self, _: Callable[..., sympy.Symbol]) -> Callable[..., sympy.Symbol]:
+    def _modification_in_range(
+        self, _: Function, handler: Any, var: Any, size: Any, check: bool = True, wrap_neg: bool = True
+    ) -> sympy.Symbol:
         """Does in a template of Triton what `_in_range` does in its other kernels."""
-
-        def indexed(handler: Any, var: Any, size: Any, check: bool = True, wrap_neg: bool = True) -> sympy.Symbol:
-            size, kernel = sympy.sympify(size), handler.kernel
-            if not common.generate_assert(check):
-                return sympy_index_symbol(str(var))
-            need_elements(size, [])
-            write = partial(kernel.cse.generate, kernel.compute, shape=var.shape)
-            end = handler._process_indexing(size)
-            value = write(f"tl.where({var} < 0, {var} + {end}, {var})", dtype=var.dtype) if wrap_neg else var
-            holds = write(f"({value} >= 0) & ({value} < {end})", dtype=torch.bool)
-            with self._checking("index from both ends" if wrap_neg else "index", size):
-                kernel.compute.writeline(self._stored(kernel.args.input(_memory()), holds, value))
-            return sympy_index_symbol(str(write(f"tl.where({holds}, {value}, 0)", dtype=var.dtype)))
-
-        return indexed
+        size, kernel = sympy.sympify(size), handler.kernel
+        if not common.generate_assert(check):
+            return sympy_index_symbol(str(var))
+        need_elements(size, [])
+        write = partial(kernel.cse.generate, kernel.compute, shape=var.shape)
+        end = handler._process_indexing(size)
+        value = write(f"tl.where({var} < 0, {var} + {end}, {var})", dtype=var.dtype) if wrap_neg else var
+        holds = write(f"({value} >= 0) & ({value} < {end})", dtype=torch.bool)
+        with self._checking("index from both ends" if wrap_neg else "index", size):
+            kernel.compute.writeline(self._stored(kernel.args.input(_memory()), holds, value))
+        return sympy_index_symbol(str(write(f"tl.where({holds}, {value}, 0)", dtype=var.dtype)))
 
     def _loops(self, kernel: Any) -> list[sympy.Expr]:
         if self._modification is not None:
@@ -295,34 +271,29 @@ class RefusingCode:
             self.places.append(place if len(self.places) < MOST_PLACES - 1 else ("", ""))
         return self.places.index(place) if place in self.places else MOST_PLACES - 1
 
-    def _with_places(self, end: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        def ended(wrapper: Any, result: Any) -> None:
-            end(wrapper, result)
-            if self._has_memory and not V.graph.is_const_graph:
-                lines = [str(len(V.graph.graph_inputs) - 1), *(f"{kind}\t{where}" for kind, where in self.places)]
-                text = json.dumps("\n".join(lines), ensure_ascii=False)
-                result.writeline('extern "C" __attribute__((visibility("default")))')
-                result.writeline(f"const char* {REFUSED_PLACES}() {{ return {text}; }}")
-
-        return ended
+    def _with_places(self, end: Function, wrapper: Any, result: Any) -> None:
+        end(wrapper, result)
+        if self._has_memory and not V.graph.is_const_graph:
+            lines = [str(len(V.graph.graph_inputs) - 1), *(f"{kind}\t{where}" for kind, where in self.places)]
+            text = json.dumps("\n".join(lines), ensure_ascii=False)
+            result.writeline('extern "C" __attribute__((visibility("default")))')
+            result.writeline(f"const char* {REFUSED_PLACES}() {{ return {text}; }}")
 
 
-def _as_values(index: Callable[..., Any]) -> Callable[..., Any]:
+def _as_values(
+    index: Function, propagation: Any, given: Any, size: Any, check: bool = True, wrap_neg: bool = True
+) -> Any:
     """Takes an index that follows from sizes for one that data decides, if it cannot be shown to be in range."""
-
-    def indexed(propagation: Any, given: Any, size: Any, check: bool = True, wrap_neg: bool = True) -> Any:
-        if common.generate_assert(check) and isinstance(given, index_propagation.IndexPropVar) and given.is_symbolic:
-            value, holds = sympy.sympify(given.value.expr), propagation.statically_true
-            if not (holds(value >= 0) or (wrap_neg and holds(-size <= value))) or not holds(value < size):
-                return propagation.fallback("indirect_indexing", (given, size, check, wrap_neg), {}).value
-        return index(propagation, given, size, check, wrap_neg)
-
-    return indexed
+    if common.generate_assert(check) and isinstance(given, index_propagation.IndexPropVar) and given.is_symbolic:
+        value, holds = sympy.sympify(given.value.expr), propagation.statically_true
+        if not (holds(value >= 0) or (wrap_neg and holds(-size <= value))) or not holds(value < size):
+            return propagation.fallback("indirect_indexing", (given, size, check, wrap_neg), {}).value
+    return index(propagation, given, size, check, wrap_neg)
 
 
-def _without_debugging(meta: Callable[[type], dict[str, Any]]) -> Callable[[type], dict[str, Any]]:
+def _without_debugging(meta: Function, cls: type) -> dict[str, Any]:
     """Lets Triton compile no assertions: it would compile its own, against overflow, too."""
-    return lambda cls: {**meta(cls), "assert_indirect_indexing": False}
+    return {**meta(cls), "assert_indirect_indexing": False}
 
 
 def _chosen(proxy: Any, value: Any, size: sympy.Expr, not_negative: bool, less: bool) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import sympy
@@ -12,47 +12,41 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import NullKernelHandler, V
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from exportkit.export.sizes.shapes import expression_of
+from exportkit.export.torch_patches.patched import Function
 from exportkit.package.compiled_with import REFUSED
 
 
-def selecting_in_range(write: Callable[..., None]) -> Callable[..., None]:
+def selecting_in_range(write: Function, wrapper: Any, node: Any, clamp: Any) -> None:
     """Lets `x[i.item()]` fail on the host, where Inductor computes an address from any index."""
-
-    def written(wrapper: Any, node: Any, clamp: Any) -> None:
-        write(wrapper, node, clamp)
-        if clamp:  # where a slice begins, which may be anywhere
-            return
-        index, size = f"{node.unbacked_offset_symbol}_index", wrapper.val_to_arg_str_for_prim_type(node.size, int)
-        failure = f'throw std::out_of_range("{REFUSED}index " + std::to_string({index}) + " is out of range");'
-        wrapper.writeline(f"if ({index} < 0 || {index} >= {size}) {{ {failure} }}")
-
-    return written
+    write(wrapper, node, clamp)
+    if clamp:  # where a slice begins, which may be anywhere
+        return
+    index, size = f"{node.unbacked_offset_symbol}_index", wrapper.val_to_arg_str_for_prim_type(node.size, int)
+    failure = f'throw std::out_of_range("{REFUSED}index " + std::to_string({index}) + " is out of range");'
+    wrapper.writeline(f"if ({index} < 0 || {index} >= {size}) {{ {failure} }}")
 
 
-def refusing_scalars(write: Callable[..., None]) -> Callable[..., None]:
+def refusing_scalars(write: Function, node: Any, wrapper: Any) -> None:
     """Lets assertions about sizes and about numbers, which the host makes, say that they refuse a value."""
-
-    class Refusing(NamedTuple):
-        wrapper: Any
-
-        def writeline(self, line: str) -> None:
-            self.wrapper.writeline(line.replace('"Expected ', f'"{REFUSED}expected '))
-
-    return lambda node, wrapper: write(node, Refusing(wrapper))
+    write(node, _Refusing(wrapper))
 
 
-def dividing(write: Callable[..., str]) -> Callable[..., str]:
+class _Refusing(NamedTuple):
+    wrapper: Any
+
+    def writeline(self, line: str) -> None:
+        self.wrapper.writeline(line.replace('"Expected ', f'"{REFUSED}expected '))
+
+
+def dividing(write: Function, printer: Any, expression: Any) -> str:
     """Lets the host refuse a size that is divided by a number from data, `n // m.item()`, where that is zero."""
-
-    def written(printer: Any, expression: Any) -> str:
-        text = write(printer, expression)
-        divisor = expression.args[1]
-        if not isinstance(V.kernel, NullKernelHandler) or not free_unbacked_symbols(divisor):
-            return text
-        failure = f'throw std::domain_error("{REFUSED}an integer is divided by zero")'
-        return f"(({printer.doprint(divisor)}) != 0 ? {text} : {failure})"
-
-    return written
+    text: str = write(printer, expression)
+    divisor = expression.args[1]
+    if not isinstance(V.kernel, NullKernelHandler) or not free_unbacked_symbols(divisor):
+        return text
+    failure = f'throw std::domain_error("{REFUSED}an integer is divided by zero")'
+    return f"(({printer.doprint(divisor)}) != 0 ? {text} : {failure})"
 
 
 def need_elements(size: sympy.Expr, loops: Sequence[sympy.Expr]) -> None:
@@ -65,19 +59,15 @@ def need_elements(size: sympy.Expr, loops: Sequence[sympy.Expr]) -> None:
     wrapper.writeline(f"if ({size_text} == 0 && {count} > 0) {{ {failure} }}")
 
 
-def looking_up_alone(run: Callable[..., Any]) -> Callable[..., Any]:
+def looking_up_alone(run: Function, graph: GraphLowering, node: torch.fx.Node) -> Any:
     """Gives a lookup in a tensor that may be empty a kernel of its own: its host knows how many indices there are.
 
     Inside of another one a mask would decide which of them are read, as where `torch.cat` writes several tensors.
     """
-
-    def ran(graph: GraphLowering, node: torch.fx.Node) -> Any:
-        result = run(graph, node)
-        if isinstance(result, ir.TensorBox) and _may_find_nothing(node):
-            result.realize()
-        return result
-
-    return ran
+    result = run(graph, node)
+    if isinstance(result, ir.TensorBox) and _may_find_nothing(node):
+        result.realize()
+    return result
 
 
 def _may_find_nothing(node: torch.fx.Node) -> bool:
@@ -91,38 +81,30 @@ def _may_find_nothing(node: torch.fx.Node) -> bool:
         for name, each in zip(names, node.args)
         if isinstance(each, torch.fx.Node) and "ind" not in name
     ]
-    sizes = [_expression(size) for each in given if isinstance(each, torch.Tensor) for size in each.shape]
+    sizes = [expression_of(size) for each in given if isinstance(each, torch.Tensor) for size in each.shape]
     return not all(V.graph.sizevars.statically_known_true(size > 0) for size in sizes)
 
 
 _EXTREMES: dict[Any, str] = {torch.ops.aten.max.default: "max", torch.ops.aten.min.default: "min"}
 
 
-def reducing_something(run: Callable[..., Any]) -> Callable[..., Any]:
+def reducing_something(run: Function, graph: GraphLowering, node: torch.fx.Node) -> Any:
     """Lets the host refuse the greatest or the least of no elements. torch has such a check where a dimension is named.
 
     Without it the answer is an infinity.
     """
-
-    def ran(graph: GraphLowering, node: torch.fx.Node) -> Any:
-        result = run(graph, node)
-        if name := _EXTREMES.get(node.target):
-            given: Any = node.args[0]
-            count = sympy.prod(map(_expression, given.meta["val"].shape))
-            if not graph.sizevars.statically_known_true(count > 0):
-                refusal = _NoElements(sympy.Ne(count, 0), f"{name}() of no elements")
-                graph.register_buffer(refusal, set_name=True)
-                graph.register_operation(refusal)
-        return result
-
-    return ran
+    result = run(graph, node)
+    if name := _EXTREMES.get(node.target):
+        given: Any = node.args[0]
+        count = sympy.prod(map(expression_of, given.meta["val"].shape))
+        if not graph.sizevars.statically_known_true(count > 0):
+            refusal = _NoElements(sympy.Ne(count, 0), f"{name}() of no elements")
+            graph.register_buffer(refusal, set_name=True)
+            graph.register_operation(refusal)
+    return result
 
 
 class _NoElements(ir.AssertScalar):
     def codegen(self, wrapper: Any) -> None:
         holds = wrapper.codegen_cpp_sizevar(self.scalar, simplify=False)
         wrapper.writeline(f'if (!({holds})) {{ throw std::out_of_range("{REFUSED}{self.msg}"); }}')
-
-
-def _expression(size: int | torch.SymInt) -> sympy.Expr:
-    return sympy.sympify(size.node.expr if isinstance(size, torch.SymInt) else size)

@@ -18,10 +18,13 @@ from exportkit.export.compile.assumed_sizes import AssumedSizeError, no_assumed_
 from exportkit.export.compile.compile_failure import UncompiledError, described, failed_nodes, noted_lines, wrong_code
 from exportkit.export.compile.compiled_cache import Code
 from exportkit.export.compile.eager_kernels import can_leave, eager_kernels, with_tensors
-from exportkit.export.compile.empty_attention import attention_of_any_length
 from exportkit.export.compile.grid_samplers import grid_samplers_of_eager
 from exportkit.export.compile.guarded_indices import guarded_indices
-from exportkit.export.compile.inductor_changes import changed_inductor, opaque_operators_stay_whole
+from exportkit.export.compile.inductor_changes import (
+    attention_of_any_length,
+    changed_inductor,
+    opaque_operators_stay_whole,
+)
 from exportkit.export.compile.model_sources import compiling_model_sources
 from exportkit.export.compile.packed_rnn_weights import packed_rnn_weights
 from exportkit.export.compile.packed_weights import packed_weights
@@ -38,8 +41,8 @@ from exportkit.export.compile.usable_compiler import last_lines, refuse_full_dis
 from exportkit.export.compile.vector_products import vector_products
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.record.cases import eager_mode
-from exportkit.export.torch_patches.data_sizes import from_zero
 from exportkit.export.torch_patches.opaque import opaque_operators
+from exportkit.export.torch_patches.tensors_of_sizes import from_zero
 from exportkit.export.torch_patches.writing_operators import writing_operators
 from exportkit.export.trace.explain import raised_text, refused_by_compiler
 from exportkit.export.trace.hop_subgraphs import compilable_branches

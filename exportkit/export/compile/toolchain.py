@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch._inductor import config, cpp_builder, cpu_vec_isa
 
 from exportkit.export.cpu_isas import simd_bits
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, patched
 
 
 @contextmanager
@@ -32,32 +32,25 @@ def compiling_for(isa: str | None) -> Iterator[dict[str, Any]]:
     march: str | None = isa or ""
     if hasattr(config.cpp, "march"):  # pytorch#184297 added the option in 2.13
         options["cpp.march"], march = march, None
-    flags = patched("cpp_builder._get_optimization_cflags", _with_flags(march))
+    flags = patched("cpp_builder._get_optimization_cflags", functools.partial(_with_flags, march))
     # Given the width alone, torch takes the richest instruction set of this CPU: AVX512 with VNNI or AMX, which
     # x86-64-v4 does not have.
     vector = _vector_isa(isa)
-    with flags, patched("cpu_vec_isa.valid_vec_isa_list", lambda _: lambda: [vector]):
+    with flags, patched("cpu_vec_isa.valid_vec_isa_list", lambda _: [vector]):
         yield options
 
 
-def _with_flags(march: str | None) -> Callable[[Any], Any]:
+def _with_flags(march: str | None, original: Function, *args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
     """Adds flags to torch's own. `march` takes the place of "native"; None: torch knows it.
 
     Integers wrap, as eager's do: what overflows is undefined in C++ (docs/upstream/wrapping-integers.md).
     g++ makes some symbols unique in the process, among them a pointer of torch's that a model with integer divisions
     writes in each call, so that all models would share it. And the dynamic linker never unmaps a library that has one.
     """
-
-    def wrap(original: Callable[..., tuple[list[str], list[str]]]) -> Callable[..., tuple[list[str], list[str]]]:
-        def flags(*args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
-            cflags, ldflags = original(*args, **kwargs)
-            if march is not None:
-                cflags = [flag for flag in cflags if flag != "march=native"] + [f"march={march}"] * bool(march)
-            return [*cflags, "fwrapv", *(["fno-gnu-unique"] if cpp_builder.is_gcc() else [])], ldflags
-
-        return flags
-
-    return wrap
+    cflags, ldflags = original(*args, **kwargs)
+    if march is not None:
+        cflags = [flag for flag in cflags if flag != "march=native"] + [f"march={march}"] * bool(march)
+    return [*cflags, "fwrapv", *(["fno-gnu-unique"] if cpp_builder.is_gcc() else [])], ldflags
 
 
 @functools.cache

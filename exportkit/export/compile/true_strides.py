@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-import sympy
 import torch
 from torch._inductor import lowering
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from exportkit.export.sizes.shapes import expression_of
 from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, patched
 
 _Order: TypeAlias = tuple[int, ...]  # the dimensions as they lie in memory, the one with the greatest stride first
 _Call: TypeAlias = tuple[Any, ...]  # an operator, and its arguments that are no tensors
@@ -37,17 +37,14 @@ def true_strides(program: torch.export.ExportedProgram) -> Iterator[None]:
         yield
         return
 
-    def corrected(dispatch: Callable[..., Any]) -> Callable[..., Any]:
-        def dispatched(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            result = dispatch(mode, func, types, args, kwargs)
-            found = orders.get(_call(func, args, kwargs)) if _falls_back(func) else None
-            if found is None:
-                return result
-            with mode:
-                laid_out = [_laid_out(each, order) for each, order in zip(_results(result), found)]
-            return laid_out[0] if isinstance(result, torch.Tensor) else type(result)(laid_out)
-
-        return dispatched
+    def corrected(dispatch: Function, mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        result = dispatch(mode, func, types, args, kwargs)
+        found = orders.get(_call(func, args, kwargs)) if _falls_back(func) else None
+        if found is None:
+            return result
+        with mode:
+            laid_out = [_laid_out(each, order) for each, order in zip(_results(result), found)]
+        return laid_out[0] if isinstance(result, torch.Tensor) else type(result)(laid_out)
 
     with patched("FakeTensorMode.dispatch", corrected):
         yield
@@ -91,8 +88,8 @@ def _true_order(real: object, fake: object) -> _Order | None:
     """Returns how a result lies in memory, if not as its fake says. Nothing is known of one with gaps."""
     if not isinstance(real, torch.Tensor) or not isinstance(fake, FakeTensor) or not real.numel():
         return None
-    known = {_expression(said): size for said, size in zip(fake.shape, real.shape)}
-    said = [_expression(stride).xreplace(known) for stride in fake.stride()]
+    known = {expression_of(said): size for said, size in zip(fake.shape, real.shape)}
+    said = [expression_of(stride).xreplace(known) for stride in fake.stride()]
     if all(size == 1 or one == other for size, one, other in zip(real.shape, said, real.stride())):
         return None
     order = tuple(sorted(range(real.ndim), key=real.stride().__getitem__, reverse=True))
@@ -111,7 +108,3 @@ def _laid_out(fake: Any, order: _Order | None) -> Any:
 
 def _call(func: object, args: Any, kwargs: Any) -> _Call:
     return (func, *(each for each in tree_leaves((args, kwargs)) if not isinstance(each, (torch.Tensor, torch.SymInt))))
-
-
-def _expression(number: Any) -> sympy.Expr:
-    return number.node.expr if isinstance(number, torch.SymInt) else sympy.Integer(number)

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -89,8 +88,6 @@ def look_for_compiler() -> None:
 
 def last_lines(text: str, count: int) -> str:
     """Returns the last lines of a compiler's output that report errors, or its last lines."""
-    return "\n".join(_errors(text.strip().splitlines())[-count:])
-
-
-def _errors(lines: Sequence[str]) -> Sequence[str]:
-    return [line for line in lines if "error" in line.lower()] or lines
+    lines = text.strip().splitlines()
+    errors = [line for line in lines if "error" in line.lower()]
+    return "\n".join((errors or lines)[-count:])

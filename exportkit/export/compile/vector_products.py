@@ -8,15 +8,15 @@ time. So those that do not need one another become one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 import sympy
 import torch
 from torch._inductor import config
-from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
 from torch._inductor.codegen.triton import FixedTritonConfig
 from torch._inductor.graph import GraphLowering
@@ -25,7 +25,7 @@ from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.runtime.runtime_utils import last_power_of_2, next_power_of_2
 from torch._inductor.virtualized import V
 
-from exportkit.export.torch_patches.patched import all_patched
+from exportkit.export.torch_patches.patched import Function, all_patched
 
 ELEMENTS = 8  # of a row that a thread reads at a time: 16 bytes, or 32 of float32
 THREADS = (64, 512)  # of a block
@@ -36,9 +36,6 @@ _ROW = {_aten.mm.default: 0, _aten.addmm.default: 1}
 """The position of the row among the arguments, before the matrix."""
 
 _WITH_PRODUCTS: WeakSet[GraphLowering] = WeakSet()
-
-_Table = Mapping[Any, Callable[..., Any]]
-_Call = Callable[..., Any]
 
 
 @contextmanager
@@ -66,63 +63,43 @@ def is_vector_product(row: torch.Tensor, matrix: torch.Tensor) -> bool:
     return all(isinstance(size, int) for size in sizes) and row.shape[0] == 1 and matrix.stride() == (1, row.shape[1])
 
 
-def _vectors_as_rows(select: Callable[[], _Table]) -> Callable[[], _Table]:
+def _vectors_as_rows(select: Function) -> dict[Any, Function]:
     """Takes `mv` and `addmv` for products of one row, which are not taken apart, whatever Inductor's options say."""
-
-    def extended() -> _Table:
-        table = dict(select())
-        for operator, as_rows in ((_aten.mv.default, _mv), (_aten.addmv.default, _addmv), (_aten.mm.default, _whole)):
-            table[operator] = as_rows(table[operator])
-        return table
-
-    return extended
+    table = dict(select())
+    for operator, as_rows in ((_aten.mv.default, _mv), (_aten.addmv.default, _addmv), (_aten.mm.default, _whole)):
+        table[operator] = partial(as_rows, table[operator])
+    return table
 
 
-def _whole(otherwise: _Call) -> _Call:
-    def taken_apart(row: torch.Tensor, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return NotImplemented if is_vector_product(row, matrix) else otherwise(row, matrix, *args, **kwargs)
-
-    return taken_apart
+def _whole(otherwise: Function, row: torch.Tensor, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    return NotImplemented if is_vector_product(row, matrix) else otherwise(row, matrix, *args, **kwargs)
 
 
-def _mv(otherwise: _Call) -> _Call:
-    def taken_apart(matrix: torch.Tensor, vector: torch.Tensor) -> Any:
-        row, columns = vector[None], matrix.t()
-        return torch.mm(row, columns)[0] if is_vector_product(row, columns) else otherwise(matrix, vector)
-
-    return taken_apart
+def _mv(otherwise: Function, matrix: torch.Tensor, vector: torch.Tensor) -> Any:
+    row, columns = vector[None], matrix.t()
+    return torch.mm(row, columns)[0] if is_vector_product(row, columns) else otherwise(matrix, vector)
 
 
-def _addmv(otherwise: _Call) -> _Call:
-    def taken_apart(bias: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, **scales: Any) -> Any:
-        row, columns = vector[None], matrix.t()
-        if is_vector_product(row, columns):
-            return torch.addmm(bias, row, columns, **scales)[0]
-        return otherwise(bias, matrix, vector, **scales)
-
-    return taken_apart
+def _addmv(otherwise: Function, bias: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, **scales: Any) -> Any:
+    row, columns = vector[None], matrix.t()
+    if is_vector_product(row, columns):
+        return torch.addmm(bias, row, columns, **scales)[0]
+    return otherwise(bias, matrix, vector, **scales)
 
 
-def _with_products(call: _Call) -> _Call:
-    def called(graph: GraphLowering, target: Any, args: Any, kwargs: Any) -> Any:
-        if target in _ROW:
-            node: Any = V.graph.current_node
-            row, matrix = (factor.meta["val"] for factor in node.args[_ROW[target] :])
-            if is_vector_product(row, matrix):
-                _WITH_PRODUCTS.add(graph)
-                return (_product if target is _aten.mm.default else _sum_with)(*args, **kwargs)
-        return call(graph, target, args, kwargs)
-
-    return called
+def _with_products(call: Function, graph: GraphLowering, target: Any, args: Any, kwargs: Any) -> Any:
+    if target in _ROW:
+        node: Any = V.graph.current_node
+        row, matrix = (factor.meta["val"] for factor in node.args[_ROW[target] :])
+        if is_vector_product(row, matrix):
+            _WITH_PRODUCTS.add(graph)
+            return (_product if target is _aten.mm.default else _sum_with)(*args, **kwargs)
+    return call(graph, target, args, kwargs)
 
 
-def _beside_products(combinable: _Call) -> _Call:
+def _beside_products(combinable: Function, cls: type, nodes: list[Any]) -> Any:
     """Lets Inductor combine kernels in graphs with such products alone."""
-
-    def chosen(cls: type, nodes: list[Any]) -> list[Any]:
-        return combinable(cls, nodes) if V.graph in _WITH_PRODUCTS else []
-
-    return chosen
+    return combinable(cls, nodes) if V.graph in _WITH_PRODUCTS else []
 
 
 def _product(row: Any, matrix: Any) -> Any:
@@ -149,20 +126,17 @@ def _to(dtype: torch.dtype, value: Any) -> Any:
     return lowerings[torch.ops.prims.convert_element_type.default](value, dtype)
 
 
-def _with_blocks(choose: _Call) -> _Call:
-    def chosen(choices: InductorChoices, kind: Any, features: SIMDKernelFeatures, sizes: Any, options: Any) -> Any:
-        options = choose(choices, kind, features, sizes, options)
-        if _are_products(features) and "fixed_config" not in options:
-            gpu = DeviceProperties.create(V.graph.get_current_device_or_throw())
-            room = gpu.multi_processor_count * (gpu.max_threads_per_multi_processor or 2048)
-            options |= {
-                "fixed_config": FixedTritonConfig(blocks(int(features.numel), int(features.reduction_numel), room)),
-                "override_persistent_reduction": False,
-                "override_cooperative_reduction": False,
-            }
-        return options
-
-    return chosen
+def _with_blocks(choose: Function, choices: Any, kind: Any, features: SIMDKernelFeatures, *more: Any) -> Any:
+    options = choose(choices, kind, features, *more)
+    if _are_products(features) and "fixed_config" not in options:
+        gpu = DeviceProperties.create(V.graph.get_current_device_or_throw())
+        room = gpu.multi_processor_count * (gpu.max_threads_per_multi_processor or 2048)
+        options |= {
+            "fixed_config": FixedTritonConfig(blocks(int(features.numel), int(features.reduction_numel), room)),
+            "override_persistent_reduction": False,
+            "override_cooperative_reduction": False,
+        }
+    return options
 
 
 def blocks(rows: int, length: int, room: int) -> dict[str, int]:

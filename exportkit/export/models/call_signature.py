@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
@@ -198,12 +198,11 @@ def plain_tuples(
     """Makes the model's call plain, and yields the arguments for it: plain tuples, each argument with its own name.
 
     A saved program names the classes of its structures, and torch can read it only if they are registered. The manifest
-    has the names and fields, so the program does not need them. `forward` is replaced temporarily on the object: a
-    module around it would change the names of its parameters.
+    has the names and fields, so the program does not need them. `forward` is replaced on the object: a module around it
+    would change the names of its parameters.
     """
     _, structure = tree_flatten((args, dict(kwargs)))
     forward = model.forward
-    own = "forward" in vars(model)
 
     @functools.wraps(forward)
     def plain_forward(*plain_args: Any, **plain_kwargs: Any) -> Any:
@@ -213,11 +212,19 @@ def plain_tuples(
     given = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in bind_call(model, args, kwargs)]
     plain_forward.__dict__["__signature__"] = inspect.Signature(given)
     plain_forward.__dict__.pop(DYNAMIC_SPEC, None)  # torch.export gets the sizes themselves
-    model.forward = plain_forward
-    try:
+    with with_forward(model, plain_forward):
         yield plain(args), plain(dict(kwargs))
+
+
+@contextmanager
+def with_forward(model: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Replaces a module's forward while the block runs."""
+    before = vars(model).get("forward")
+    model.forward = forward
+    try:
+        yield
     finally:
-        if own:
-            model.forward = forward
+        if before is not None:
+            model.forward = before
         else:
             del model.forward

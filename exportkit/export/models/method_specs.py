@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from exportkit.errors import UsageError
-from exportkit.spec import FORWARD, ExportSpec, Method
+from exportkit.spec import FORWARD, METHOD_FIELDS, ExportSpec
 
 
 def method_specs(spec: ExportSpec) -> dict[str, ExportSpec]:
@@ -22,21 +22,15 @@ def method_specs(spec: ExportSpec) -> dict[str, ExportSpec]:
     Raises:
         UsageError: The model does not have the attribute of a method, or it cannot be called.
     """
-    return {name: _method_spec(spec, name, method) for name, method in spec.entries.items()}
-
-
-def _method_spec(spec: ExportSpec, name: str, method: Method) -> ExportSpec:
-    return replace(
-        spec,
-        model=_module(spec.model, name, method.attribute or name),
-        methods={},
-        example_inputs=method.example_inputs,
-        example_kwargs=method.example_kwargs,
-        dynamic_shapes=method.dynamic_shapes,
-        tolerances=method.tolerances,
-        draw_inputs=method.draw_inputs,
-        writes=method.writes,
-    )
+    return {
+        name: replace(
+            spec,
+            model=_module(spec.model, name, method.attribute or name),
+            methods={},
+            **{field: getattr(method, field) for field in METHOD_FIELDS},
+        )
+        for name, method in spec.entries.items()
+    }
 
 
 def _module(model: torch.nn.Module, name: str, attribute: str) -> torch.nn.Module:

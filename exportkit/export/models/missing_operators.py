@@ -1,4 +1,4 @@
-"""What to do where code uses an operator that no loaded library defines."""
+"""What to do where code uses an operator that no loaded library defines, or whose fake kernel torch does not take."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import torch
 
 from exportkit.errors import NotAnOperatorLibraryError
 from exportkit.libraries import TORCH_NAMESPACES, LoadedLibrary, loaded_libraries
@@ -70,3 +72,26 @@ def _shared_libraries(folders: Iterable[Path]) -> Iterator[Path]:
 
 def _short(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+# What torch says where a fake kernel is given to an operator that it takes for a composite.
+_REFUSED = re.compile(r"the operator '?(\w+::[\w.]+)'?,? .*CompositeImplicitAutograd", re.DOTALL)
+
+
+def fake_to_write(name: str) -> str:
+    """Returns the decorator of a fake kernel, in a form that torch takes for the operator.
+
+    Args:
+        name: `namespace::name` or `namespace::name.overload`.
+    """
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
+        return f'@torch.library.register_fake("{name}")'
+    overload = name.replace("::", ".") + (".default" if "." not in name else "")
+    return f"@torch.ops.{overload}.py_impl(torch._C.DispatchKey.Meta)"
+
+
+def advice_if_refused(text: str) -> str | None:
+    """Says what to write instead, if by an error of torch it refused a fake kernel; None for any other error."""
+    if (refused := _REFUSED.search(text)) is None:
+        return None
+    return f"If its kernel reads memory, write {fake_to_write(refused[1])}. If it only calls operators, it needs none."

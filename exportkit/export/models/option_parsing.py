@@ -54,7 +54,7 @@ def parse_places(texts: Iterable[str]) -> dict[str, dict[int, str]]:
     for text in texts:
         match = _PLACE.fullmatch(text.strip())
         if match is None:
-            hint = meant(text, _place_meant, _read_place) or f"Write {_FORM}."
+            hint = meant(text, _place_meant, lambda other: _read_places([other])) or f"Write {_FORM}."
             raise UsageError(f"cannot read the dynamic size {text!r}", hint=hint)
         dims = shapes.setdefault(match["tensor"].strip(), {})
         if (dim := int(match["dim"])) in dims:
@@ -172,9 +172,7 @@ def check_texts(
     Raises:
         UsageError: A text cannot be read.
     """
-    for dims in parse_places(dynamic).values():
-        for text in dims.values():
-            size_of(text)
+    _read_places(dynamic)
     parse_ranges(ranges)
     for text in inputs:
         parse_input_text(text)
@@ -194,8 +192,8 @@ def meant(text: str, guess: Callable[[str], str | None], read: Callable[[str], o
     return f"Did you mean {other}?"
 
 
-def _read_place(text: str) -> None:
-    for dims in parse_places([text]).values():
+def _read_places(texts: Iterable[str]) -> None:
+    for dims in parse_places(texts).values():
         for expression in dims.values():
             size_of(expression)
 

@@ -82,19 +82,13 @@ def load_program(path: Path, trust: Trust = Trust(), *, trusted: bool = False) -
     return SavedProgram(spec=spec, programs=programs, path=path, manifest=manifest)
 
 
-def load_extracted(
-    files: Mapping[str, Path],
-    manifest: Manifest,
-    libraries: Iterable[Path | str],
-    initial: Mapping[str, bytes] | None = None,
-) -> SavedProgram:
+def load_extracted(files: Mapping[str, Path], manifest: Manifest, libraries: Iterable[Path | str]) -> SavedProgram:
     """Reads the programs of an artifact, which were extracted to files, in a process that has nothing loaded.
 
     Args:
         files: The file of each method.
-        manifest: The artifact's manifest.
+        manifest: The artifact's manifest, without state.
         libraries: Operator libraries to load first. Modules among them are left to MODEL, which is not made here.
-        initial: The content of the records that the artifact's state begins with. Zeros need none.
 
     Raises:
         PackageError: A library cannot be loaded.
@@ -106,8 +100,7 @@ def load_extracted(
             loaded.append(load_library(library, beside=loaded))
     register_operators(operator.name for operator in manifest.operators)
     programs = {method: _read(path, path) for method, path in files.items()}
-    state = state_of(manifest, lambda record: (initial or {})[record])
-    spec = program_spec(programs, manifest, state, manifest.name)
+    spec = program_spec(programs, manifest, {}, manifest.name)
     return SavedProgram(spec=spec, programs=programs, path=next(iter(files.values())), manifest=manifest)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.export.graph_signature import InputKind, TensorArgument
 
 from exportkit.package.manifest import Manifest, PackagedMethod, Size, StateTensor
 from exportkit.spec import FORWARD, ExportSpec, Method
@@ -19,6 +20,12 @@ STATE = "exportkit_state"
 def graphs_of(module: torch.nn.Module) -> list[torch.fx.GraphModule]:
     """Returns the graph of a program and those within it: of loops, branches, and other higher-order operators."""
     return [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
+
+
+def taken(program: torch.export.ExportedProgram) -> list[str]:
+    """Returns the names of the tensors that a program takes from its caller, in order; the state comes last."""
+    specs = program.graph_signature.input_specs
+    return [s.arg.name for s in specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
 
 
 def program_spec(
@@ -122,7 +129,7 @@ class ForeignModel(_Holder):
         names = [name for name in (*signature.parameters, *signature.buffers) if name in tensors]
         for name in names:
             self.hold(name, tensors[name], persistent=name not in signature.non_persistent_buffers)
-        self.forward = _Program(self, module, names, []).function()
+        self.forward = _calling(self, module, names, [])
 
 
 def _make_bases(constants: dict[str, Any]) -> None:
@@ -157,32 +164,26 @@ class ProgramModel(_Holder):
                 tensor = program.state_dict[name]
                 self.hold(name, tied.setdefault(id(tensor), tensor))
             used = [manifest.state[use.index].name for use in manifest.method(method).state]
-            functions[method] = _Program(self, module, own, used).function()
+            functions[method] = _calling(self, module, own, used)
         for state in manifest.state:
             for name in (state.name, *state.aliases):
                 self.hold(name, initial[state.name])
         self.__dict__["methods"] = type("Methods", (), {name: staticmethod(f) for name, f in functions.items()})
 
 
-class _Program:
-    """Calls the program of one method with the tensors that the model has now."""
+def _calling(model: _Holder, module: torch.nn.Module, weights: list[str], state: list[str]) -> Callable[..., Any]:
+    """Returns what calls the program of a method, by the method's signature, with the tensors that the model has."""
 
-    def __init__(self, model: _Holder, module: torch.nn.Module, weights: list[str], state: list[str]) -> None:
-        self._model, self._module, self._weights, self._state = model, module, weights, state
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if state:
+            kwargs[STATE] = tuple(model.tensor(name) for name in state)
+        now = {name: model.tensor(name) for name in weights}
+        return torch.func.functional_call(module, now, args, kwargs, tie_weights=False)
 
-    def function(self) -> Callable[..., Any]:
-        """Returns a function with the signature of the method."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self._state:
-                kwargs[STATE] = tuple(self._model.tensor(name) for name in self._state)
-            weights = {name: self._model.tensor(name) for name in self._weights}
-            return torch.func.functional_call(self._module, weights, args, kwargs, tie_weights=False)
-
-        signature = inspect.signature(self._module.forward)
-        kept = [parameter for parameter in signature.parameters.values() if parameter.name != STATE]
-        call.__dict__["__signature__"] = signature.replace(parameters=kept)
-        return call
+    signature = inspect.signature(module.forward)
+    kept = [parameter for parameter in signature.parameters.values() if parameter.name != STATE]
+    call.__dict__["__signature__"] = signature.replace(parameters=kept)
+    return call
 
 
 def _writes(method: PackagedMethod) -> tuple[str, ...]:

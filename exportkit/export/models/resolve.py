@@ -81,7 +81,7 @@ def resolve(
         # Seeds again, because an import may draw random numbers, but only the first time.
         torch.manual_seed(seed)
         made = _call(value, model, kwargs)
-        spec = made if isinstance(made, ExportSpec) else _spec_of(model, made)
+        spec = made if isinstance(made, ExportSpec) else ExportSpec(model=made, example_inputs=())  # from --input
         spec = _with_inputs(model, spec, inputs)
     load_operator_libraries(Path(library) for library in spec.operator_libraries)
     if weights is not None:
@@ -185,19 +185,10 @@ def _check_kwargs(maker: Callable[..., Any], model: str, kwargs: Mapping[str, An
     try:
         signature.bind(**kwargs)
     except TypeError as error:
-        parameters = [_parameter_text(parameter) for parameter in signature.parameters.values()]
+        # Such as `width=6`, without annotations, which may be long.
+        parameters = [str(each.replace(annotation=each.empty)) for each in signature.parameters.values()]
         takes = f"takes {', '.join(parameters)}; give them with --model-kwargs" if parameters else "takes no arguments"
         raise UsageError(f"{model}: {error}", hint=f"It {takes}.") from error
-
-
-def _parameter_text(parameter: inspect.Parameter) -> str:
-    """Returns such as `width=6`. Omits annotations, which may be long."""
-    return str(parameter.replace(annotation=inspect.Parameter.empty))
-
-
-def _spec_of(model: str, module: torch.nn.Module) -> ExportSpec:
-    """Returns the spec of a bare module, whose inputs come from --input."""
-    return ExportSpec(model=module, example_inputs=())
 
 
 def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSpec:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 import traceback
 from collections.abc import Iterable, Iterator
@@ -13,16 +12,12 @@ from pathlib import Path
 import torch
 
 from exportkit.errors import ExportError, ExportkitError, MissingOperatorError
-from exportkit.export.models.fake_kernels import advice_if_refused
-from exportkit.export.models.missing_operators import advice, missing_operator
+from exportkit.export.models.missing_operators import advice, advice_if_refused, missing_operator
 from exportkit.installed import installed_models
 
 _EXPORTERS = tuple(str(Path(__file__).parents[2] / part) for part in ("export", "onnx"))
 _EXPORTKIT = str(Path(__file__).parents[2])
 _TORCH = str(Path(torch.__file__).parent)
-_SYMBOLIC = f"{_TORCH}/fx/experimental/"
-_SYMBOLS = torch.__file__  # it defines what Python's `if` and `int` ask of a size
-_MODULES = f"{_TORCH}/nn/"
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _PYTHON = "/lib/python3."
 _TRACED = re.compile(r'File "(.*?)", line (\d+), in (\w+)\n\s*(.*)')
@@ -44,19 +39,6 @@ def _frames_of_model(stack: Iterable[traceback.FrameSummary]) -> list[traceback.
     users = next((i for i, f in enumerate(inside) if not any(p in f.filename for p in (*_PACKAGES, _PYTHON))), None)
     packages = [frame for frame in inside[:users] if any(part in frame.filename for part in _PACKAGES)]
     return [*([] if users is None else [inside[users]]), *packages[:1]]
-
-
-def asked_by_user(stack: Iterable[traceback.FrameSummary]) -> bool:
-    """Returns whether Python code of the user, or of torch.nn, asked for the truth or the value of a symbolic size.
-
-    Otherwise an operator did: from C++, or from torch's own code in Python.
-    """
-    asked = [frame.filename for frame in reversed(list(stack)) if not frame.filename.startswith(_SYMBOLIC)]
-    asked = list(itertools.dropwhile(lambda name: name.startswith(_EXPORTERS), asked))
-    if not asked or asked[0] != _SYMBOLS:
-        return False
-    asker = next((name for name in asked if name != _SYMBOLS), "")
-    return not asker.startswith(_TORCH) or asker.startswith(_MODULES)
 
 
 def where_raised(error: BaseException) -> str:
@@ -84,6 +66,12 @@ def where_now() -> str:
 def where_traced(node: torch.fx.Node) -> str:
     """Returns the line of the model's code that a node of a graph was traced from, or ""."""
     return where_listed(node.meta.get("stack_trace") or "")
+
+
+def called_at(node: torch.fx.Node) -> str:
+    """Returns what a node calls and the line, if it is known: "aten.add.Tensor at model.py:12 in forward: `x + 1`"."""
+    line = where_traced(node)
+    return f"{node.target}{' at ' + line if line else ''}"
 
 
 def where_listed(trace: str) -> str:
@@ -139,10 +127,6 @@ def _first_cause(error: BaseException) -> BaseException:
     return _first_cause(error.__cause__) if error.__cause__ else error
 
 
-def _is_exportkit(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith(_EXPORTKIT) and not frame.filename.startswith(_plugins())
-
-
 @functools.cache
 def _plugins() -> tuple[str, ...]:
     """Returns where models lie that exportkit's own folder has as plugins: their lines are shown like a user's."""
@@ -151,4 +135,5 @@ def _plugins() -> tuple[str, ...]:
 
 
 def _is_machinery(frame: traceback.FrameSummary) -> bool:
-    return _is_exportkit(frame) or frame.filename.startswith((_TORCH, "<"))
+    file = frame.filename
+    return (file.startswith(_EXPORTKIT) and not file.startswith(_plugins())) or file.startswith((_TORCH, "<"))

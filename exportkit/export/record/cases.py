@@ -19,7 +19,7 @@ from exportkit.export.models.source_lines import users_code
 from exportkit.export.record.host_copies import HostCopies, elements
 from exportkit.export.torch_patches.control_flow import eager_control_flow
 from exportkit.package.dtypes import DTYPES
-from exportkit.package.manifest import Call, TensorInput
+from exportkit.package.manifest import Call
 from exportkit.precision import with_tf32
 from exportkit.sizes import input_bytes, label_of, plan_sizes, shape_at
 from exportkit.spec import ExportSpec
@@ -66,8 +66,9 @@ def draw_inputs(
     generator = torch.Generator().manual_seed(seed)
     example = describe_call(spec.model, spec.example_inputs, spec.example_kwargs)
     if spec.draw_inputs is None:
-        tensors = [_resample(t, wanted, sizes, generator) for t, wanted in zip(example.tensors, call.inputs)]
-        return example.with_tensors(tuple(tensors))
+        shapes = (shape_at(wanted, sizes) for wanted in call.inputs)
+        tensors = [resampled(t.detach().cpu(), shape, generator) for t, shape in zip(example.tensors, shapes)]
+        return example.with_tensors(as_described(tensors, call))
     with users_code(f"the spec's draw_inputs at {label_of(sizes)}"):
         answer = spec.draw_inputs(sizes, generator)
     if not (isinstance(answer, tuple) and [type(part) for part in answer] == [tuple, dict]):
@@ -78,8 +79,7 @@ def draw_inputs(
     args, kwargs = answer
     drawn = describe_call(spec.model, args, kwargs)
     check_drawn(drawn, call, sizes, "the spec's draw_inputs")
-    tensors = [t.detach().cpu().to(dtype_of(wanted)) for t, wanted in zip(drawn.tensors, call.inputs)]
-    return drawn.with_tensors(tuple(t.contiguous() for t in tensors))
+    return drawn.with_tensors(as_described(drawn.tensors, call))
 
 
 @contextmanager
@@ -144,15 +144,10 @@ def check_packable(name: str, dtype: torch.dtype) -> None:
     )
 
 
-def dtype_of(tensor: TensorInput) -> torch.dtype:
-    """Returns an input's dtype."""
-    return getattr(torch, tensor.dtype)
-
-
-def _resample(
-    tensor: torch.Tensor, wanted: TensorInput, sizes: Mapping[str, int], generator: torch.Generator
-) -> torch.Tensor:
-    return resampled(tensor.detach().cpu(), shape_at(wanted, sizes), generator).to(dtype_of(wanted)).contiguous()
+def as_described(tensors: Iterable[torch.Tensor], call: Call) -> tuple[torch.Tensor, ...]:
+    """Returns the inputs of a call on the CPU, without gaps, in the dtypes of its description."""
+    dtypes = (getattr(torch, wanted.dtype) for wanted in call.inputs)
+    return tuple(tensor.detach().cpu().to(dtype).contiguous() for tensor, dtype in zip(tensors, dtypes))
 
 
 def resampled(tensor: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:

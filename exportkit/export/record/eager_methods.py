@@ -13,7 +13,10 @@ from exportkit.export.models.call_signature import BoundCall, describe_call, loo
 from exportkit.export.models.method_specs import method_specs, written_names
 from exportkit.export.record.state_buffers import StateBuffer, holding, settled, state_buffers
 from exportkit.export.torch_patches.gradients import asks, gradients_of
+from exportkit.package.manifest import Call, PackagedMethod, StateTensor
 from exportkit.spec import ExportSpec
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,29 @@ class EagerMethods:
             sizes: Of the state's dimensions. Default: the model's own.
         """
         return EagerSession(self, sizes or {})
+
+
+@dataclass(frozen=True)
+class DescribedModel:
+    """An eager model with its description for the manifest, by which its calls are drawn and recorded.
+
+    Attributes:
+        eager: The model.
+        methods: The description of its methods.
+        state: The description of its state.
+        device: The model's device.
+        tf32: Whether the model, but not its reference, may use TF32.
+    """
+
+    eager: EagerMethods
+    methods: Sequence[PackagedMethod]
+    state: Sequence[StateTensor] = ()
+    device: torch.device = _CPU
+    tf32: bool = False
+
+    def call_of(self, method: str) -> Call:
+        """Returns the description of a method's call."""
+        return next(each.call for each in self.methods if each.name == method)
 
 
 class EagerSession:
@@ -139,10 +165,10 @@ class EagerSession:
         args, kwargs = bound.with_tensors(given)
         buffers = self._methods.buffers
         in_place = {name: self._state[buffer.name] for buffer in buffers for name in buffer.names}
-        with holding(model, in_place) as held, gradients_of(model):
+        with holding(model, in_place) as now_in, gradients_of(model):
             result = model(*args, **kwargs)
             now = {
-                buffer.name: settled(self._state[buffer.name], {name: held.now(name) for name in buffer.names})
+                buffer.name: settled(self._state[buffer.name], {name: now_in(name) for name in buffer.names})
                 for buffer in buffers
             }
         look_into_dataclasses(result)

@@ -5,7 +5,7 @@ A drawn case keeps how far eager moves where it does not: the verdict on such a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,10 @@ from exportkit.accuracy import allowed_error, differences, distance, eager_error
 from exportkit.export.record.eager_run import EagerRun
 from exportkit.export.record.edge_values import GREAT
 from exportkit.export.record.outlier_errors import is_outlier
-from exportkit.export.record.reference import References, SessionReferences
-from exportkit.export.record.ulp_perturbation import perturbed_answers
-from exportkit.package.case_files import result_keys, results_in, state_keys, worst
-from exportkit.package.manifest import Accuracy, Call, PackagedMethod, StateTensor, TensorOutput
+from exportkit.export.record.reference import Answered, References, SessionReferences
+from exportkit.export.record.rounding import perturbed_answers
+from exportkit.package.case_files import results_in, worst
+from exportkit.package.manifest import Accuracy, TensorOutput
 
 if TYPE_CHECKING:
     from exportkit.export.record.record import RecordedCase
@@ -41,19 +41,9 @@ class NumericalStability:
         unstable: The result that rounding decided in the last case of which `problem` said so.
     """
 
-    def __init__(
-        self, methods: Sequence[PackagedMethod], state: Sequence[StateTensor], drawn: Sequence[RecordedCase]
-    ) -> None:
-        """Learns eager's errors from the drawn cases.
-
-        Args:
-            methods: The description of the model's methods.
-            state: The description of its state.
-            drawn: The drawn cases.
-        """
+    def __init__(self, drawn: Sequence[RecordedCase]) -> None:
+        """Learns eager's errors from the drawn cases."""
         self.unstable = ""
-        self._state = state
-        self._calls = {method.name: method.call for method in methods}
         self._errors: dict[tuple[str | None, str], Accuracy] = {}
         for case in drawn:
             for place, name, error in _errors(case):
@@ -86,49 +76,29 @@ class NumericalStability:
     def _agrees(self, other: Sequence[_Results] | None, eager_run: EagerRun, tensors: _Results) -> bool:
         if other is None:
             return False
-        *calls, state = other
-        for number, (answered, results) in enumerate(zip(eager_run.answered, calls)):
-            method = eager_run.calls[number].method
-            references = results_in(result_keys(number, self._calls[method], reference=True), tensors)
-            if not self._same(method, answered.results, answered.eager, results, references):
-                return False
-        references = results_in(state_keys(self._state, reference=True), tensors)
-        return self._same(None, eager_run.after.results, eager_run.after.eager, state, references)
-
-    def _same(
-        self,
-        place: str | None,
-        outputs: Sequence[TensorOutput],
-        eager: _Results,
-        results: _Results,
-        references: _Results,
-    ) -> bool:
-        for output in outputs:
-            self.unstable = output.name
-            error = self._errors.get((place, output.name), _NONE)
-            if output.name not in results or not _same(output, eager, results, references, error):
-                return False
+        places = [*(call.method for call in eager_run.calls), None]
+        for place, answered, results, keys in zip(places, eager_run.parts, other, eager_run.keys(reference=True)):
+            references = results_in(keys, tensors)
+            for output in answered.results:
+                self.unstable = output.name
+                error = self._errors.get((place, output.name), _NONE)
+                if output.name not in results or not _same(output, answered.eager, results, references, error):
+                    return False
         return True
 
 
-def eager_moves(eager_run: EagerRun, calls: Sequence[Call], known: SessionReferences | None) -> dict[str, Accuracy]:
+def eager_moves(eager_run: EagerRun, known: SessionReferences | None) -> dict[str, Accuracy]:
     """Returns how far eager moves when it rounds otherwise, by the name of a result's tensor in a case's file.
 
     A result is left out if it moves by no more than the verdicts allow, or if the spec gives numbers for it.
 
     Args:
         eager_run: What eager answered.
-        calls: The description of each call.
         known: What eager should have answered.
     """
-    found, wide, after = known.calls if known else [None] * len(calls), eager_run.wide, eager_run.after
+    found, wide = known.parts if known else [None] * len(eager_run.parts), eager_run.wide
     far = wide.far() if wide else 0.0
-    parts = [
-        _Part(result_keys(number, call), answered.results, answered.eager, answered.wanted, references, far)
-        for number, (call, answered, references) in enumerate(zip(calls, eager_run.answered, found))
-    ]
-    state, keys = known.state if known else None, state_keys(eager_run.state)
-    parts.append(_Part(keys, after.results, after.eager, after.wanted, state, far))
+    parts = [_Part(*each, far) for each in zip(eager_run.keys(), eager_run.parts, found)]
     moves: dict[str, Accuracy] = {}
     may_move = wide is None or wide.decides or any(part.lacks_references for part in parts)
     for other in _others(eager_run) if may_move else ():
@@ -143,21 +113,19 @@ class _Part:
     """The results of one call, or the state after all."""
 
     keys: Mapping[str, str]
-    outputs: Sequence[TensorOutput]
-    eager: _Results
-    wanted: Collection[str]
+    answered: Answered
     references: References | None
     far: float
 
     @property
     def lacks_references(self) -> bool:
         """Whether a result that needs a reference is too far from it to have one."""
-        return any(self.references is None or name not in self.references.outputs for name in self.wanted)
+        return any(self.references is None or name not in self.references.outputs for name in self.answered.wanted)
 
     def moves(self, results: _Results) -> Iterator[tuple[str, Accuracy]]:
         """Yields how far results are from eager's in another run, where the verdicts do not allow that."""
-        for output in (output for output in self.outputs if output.name in results):
-            eager, other = self.eager[output.name].detach().cpu(), results[output.name].detach().cpu()
+        for output in (output for output in self.answered.results if output.name in results):
+            eager, other = self.answered.eager[output.name].detach().cpu(), results[output.name].detach().cpu()
             if eager.shape == other.shape and self._moves(output, eager, results):
                 yield self.keys[output.name], distance(eager, other)
 
@@ -166,23 +134,24 @@ class _Part:
         known, tolerance = self.references, output.tolerance
         if not eager.is_floating_point():
             exact = tolerance.rtol == tolerance.atol == 0
-            return exact and not _same(output, self.eager, results, {}, _NONE)
+            return exact and not _same(output, self.answered.eager, results, {}, _NONE)
         error = known.accuracy.get(output.name) if known else None
-        if output.name not in self.wanted or known is None or error is None:
-            return output.name in self.wanted and not _same(output, self.eager, results, {}, _NONE)
+        wanted = output.name in self.answered.wanted
+        if not wanted or known is None or error is None:
+            return wanted and not _same(output, self.answered.eager, results, {}, _NONE)
         theirs = {name: tensor.detach().cpu() for name, tensor in results.items()}
         other = eager_error(output, theirs, known.outputs)
         decided = other.rms > self.far or is_outlier(worst([error, other]), output.dtype, eager.numel())
-        return decided and not _same(output, self.eager, results, known.outputs, error)
+        return decided and not _same(output, self.answered.eager, results, known.outputs, error)
 
 
 def _others(eager_run: EagerRun, *, great: bool = False) -> Iterator[Sequence[_Results] | None]:
     """Yields what right code may answer: the results of each call, then the state. None if that is not defined."""
     if eager_run.wide is not None:
-        yield eager_run.wide.narrowed(eager_run.answered, eager_run.after)
+        yield eager_run.wide.narrowed(eager_run.parts)
     for seed in range(_RUNS):
         run = perturbed_answers(eager_run, seed)
-        yield None if run is None or run.undefined or (great and run.blends) else [*run.calls, run.state]
+        yield None if run is None or run.undefined or (great and run.blends) else run.parts
 
 
 def _same(output: TensorOutput, eager: _Results, other: _Results, references: _Results, error: Accuracy) -> bool:

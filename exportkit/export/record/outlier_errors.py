@@ -15,7 +15,7 @@ import torch
 from exportkit.accuracy import allowed_error, eager_error
 from exportkit.export.record.eager_run import EagerRun
 from exportkit.export.record.reference import References, SessionReferences
-from exportkit.export.record.ulp_perturbation import perturbed_answers
+from exportkit.export.record.rounding import perturbed_answers
 from exportkit.package.manifest import Accuracy, TensorOutput
 
 _OUTLYING = 2  # times what the greatest of so many normal errors is
@@ -30,49 +30,43 @@ def with_outlier_errors(known: SessionReferences, eager_run: EagerRun) -> Sessio
         known: What eager should have answered, with its errors.
         eager_run: What eager answered.
     """
-    parts = [_Part(references, call.results) for references, call in zip(known.calls, eager_run.answered)]
-    state = _Part(known.state, eager_run.after.results)
-    for seed in range(_RUNS if any(part.outliers for part in (*parts, state)) else 0):
+    parts = list(known.parts)
+    outliers = [_outliers(references, answered.results) for references, answered in zip(parts, eager_run.parts)]
+    for seed in range(_RUNS if any(outliers) else 0):
         run = perturbed_answers(eager_run, seed)
         if run is not None and not run.undefined:
-            for part, results in zip((*parts, state), (*run.calls, run.state)):
-                part.see(results)
-    return replace(known, calls=tuple(part.references for part in parts), state=state.references)
+            seen = zip(parts, outliers, run.parts)
+            parts = [references and _learned(references, few, results) for references, few, results in seen]
+    return replace(known, parts=tuple(parts))
 
 
-class _Part:
-    """One call, or the state after all.
+def _outliers(references: References | None, outputs: Sequence[TensorOutput]) -> dict[TensorOutput, Accuracy]:
+    """Returns eager's errors in the outputs in which few elements have nearly all of it."""
+    found: dict[TensorOutput, Accuracy] = {}
+    if references is None:
+        return found
+    for output in outputs:
+        error = references.accuracy.get(output.name)
+        if error and is_outlier(error, output.dtype, references.outputs[output.name].numel()):
+            found[output] = error
+    return found
 
-    Attributes:
-        references: Its references, with the greatest errors so far; None where it has none.
-        outliers: Eager's errors in the outputs in which few elements have nearly all of it.
-    """
 
-    def __init__(self, references: References | None, outputs: Sequence[TensorOutput]) -> None:
-        self.references = references
-        self.outliers: dict[TensorOutput, Accuracy] = {}
-        if references is None:
-            return
-        for output in outputs:
-            error = references.accuracy.get(output.name)
-            if error and is_outlier(error, output.dtype, references.outputs[output.name].numel()):
-                self.outliers[output] = error
-
-    def see(self, results: Mapping[str, torch.Tensor]) -> None:
-        """Learns the errors of a run."""
-        if self.references is None:
-            return
-        known, found = self.references.outputs, dict(self.references.accuracy)
-        theirs = {name: each.detach().cpu() for name, each in results.items()}
-        for output, eager in self.outliers.items():
-            so_far, reference = found[output.name], known[output.name]
-            same = output.name in theirs and theirs[output.name].shape == reference.shape
-            if so_far is not None and same:
-                greatest = min(eager_error(output, theirs, known).greatest, _MOST * eager.greatest)
-                if greatest > so_far.greatest:  # the rms error grows by what one element brings
-                    more = (greatest**2 - eager.greatest**2) / reference.numel()
-                    found[output.name] = Accuracy(rms=sqrt(eager.rms**2 + more), greatest=greatest)
-        self.references = replace(self.references, accuracy=found)
+def _learned(
+    references: References, outliers: Mapping[TensorOutput, Accuracy], results: Mapping[str, torch.Tensor]
+) -> References:
+    """Returns references with the errors of a run where these are the greatest so far."""
+    known, found = references.outputs, dict(references.accuracy)
+    theirs = {name: each.detach().cpu() for name, each in results.items()}
+    for output, eager in outliers.items():
+        so_far, reference = found[output.name], known[output.name]
+        same = output.name in theirs and theirs[output.name].shape == reference.shape
+        if so_far is not None and same:
+            greatest = min(eager_error(output, theirs, known).greatest, _MOST * eager.greatest)
+            if greatest > so_far.greatest:  # the rms error grows by what one element brings
+                more = (greatest**2 - eager.greatest**2) / reference.numel()
+                found[output.name] = Accuracy(rms=sqrt(eager.rms**2 + more), greatest=greatest)
+    return replace(references, accuracy=found)
 
 
 def is_outlier(error: Accuracy, dtype: str, count: int) -> bool:

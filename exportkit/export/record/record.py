@@ -14,14 +14,14 @@ from safetensors.torch import save
 from exportkit.errors import UsageError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.record.cases import MAX_CASE_BYTES, case_sizes
-from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.eager_methods import DescribedModel
 from exportkit.export.record.eager_run import EagerRun, run_eagerly
 from exportkit.export.record.numerical_stability import eager_moves
 from exportkit.export.record.outlier_errors import with_outlier_errors
-from exportkit.export.record.reference import References, SessionReferences
-from exportkit.export.record.sequences import DrawnCall, calls_on, draw_call, draw_session, session_call, with_state
-from exportkit.package.case_files import EDGE_CASE, MOVES, named_results, named_tensors, result_keys, state_keys
-from exportkit.package.manifest import Accuracy, CaseCall, Node, PackagedMethod, StateTensor
+from exportkit.export.record.reference import References
+from exportkit.export.record.sequences import DrawnCall, draw_calls, session_call, with_state
+from exportkit.package.case_files import EDGE_CASE, MOVES, named_results, named_tensors
+from exportkit.package.manifest import Accuracy, CaseCall, Node, PackagedMethod
 from exportkit.progress import Progress
 from exportkit.sizes import label_of
 
@@ -59,39 +59,26 @@ class RecordedCase:
 
 
 def record_cases(
-    eager: EagerMethods,
-    methods: Sequence[PackagedMethod],
-    state: Sequence[StateTensor],
-    examples: Mapping[str, Mapping[str, int]],
-    options: TraceOptions,
-    device: torch.device,
-    progress: Progress,
+    model: DescribedModel, examples: Mapping[str, Mapping[str, int]], options: TraceOptions, progress: Progress
 ) -> tuple[RecordedCase, ...]:
     """Draws calls and records what eager answers: single calls of each method without state, and sessions.
 
     Args:
-        eager: The model, which is on `device`.
-        methods: The description of its methods.
-        state: The description of its state.
+        model: The model.
         examples: By method, the sizes of the example inputs.
-        options: The number of cases of each kind, their seed, and whether eager may use TF32.
-        device: The model's device.
+        options: The number of cases of each kind, and their seed.
         progress: Called with a description of each case.
     """
     plans: list[Callable[[int], list[list[DrawnCall]]]] = [
-        functools.partial(_calls, eager, method, examples[method.name], options)
-        for method in methods
+        functools.partial(_planned, model, method, examples[method.name], options)
+        for method in model.methods
         if not method.state
     ]
-    if stateful := with_state(methods):
+    if stateful := with_state(model.methods):
         example = {name: size for method in reversed(stateful) for name, size in examples[method.name].items()}
-        plans.append(functools.partial(_sessions, eager, methods, example, options))
+        plans.append(functools.partial(_planned, model, stateful[0], example, options))
     cases: list[RecordedCase] = []
     told: set[str] = set()
-
-    def recorded(eager_run: EagerRun, *, outliers: bool = False) -> RecordedCase:
-        return record_run(eager_run, methods, state, tf32=options.tf32, outliers=outliers)
-
     for plan in plans:
         limit = MAX_CASE_BYTES
         for _ in range(_SHRINKS):
@@ -99,8 +86,8 @@ def record_cases(
             largest, its_run = 0, None  # only one is kept: it has the state in a wide dtype
             for number, calls in enumerate(plan(limit)):
                 progress(f"recording case {len(cases) + number + 1}")
-                eager_run = run_eagerly(eager, methods, state, calls_on(device, calls), tf32=options.tf32)
-                found.append(recorded(eager_run))
+                eager_run = run_eagerly(model, calls)
+                found.append(record_run(eager_run))
                 if its_run is None or len(found[number].tensors) > len(found[largest].tensors):
                     largest, its_run = number, eager_run
                 if far := [name for name in found[-1].far if name not in told]:
@@ -113,107 +100,52 @@ def record_cases(
                 break
             limit = int(limit * 0.8 * budget / others)
         if its_run is not None:
-            found[largest] = recorded(its_run, outliers=True)
+            found[largest] = record_run(its_run, outliers=True)
         cases += found
     return tuple(cases)
 
 
-def _calls(
-    eager: EagerMethods, method: PackagedMethod, example: Mapping[str, int], options: TraceOptions, max_bytes: int
+def _planned(
+    model: DescribedModel, method: PackagedMethod, example: Mapping[str, int], options: TraceOptions, max_bytes: int
 ) -> list[list[DrawnCall]]:
-    """Draws single calls of a method."""
-    planned = case_sizes(method.call, example, options.cases, options.seed, max_bytes=max_bytes)
-    return [[draw_call(eager, method, sizes, options.seed + number)] for number, sizes in enumerate(planned)]
-
-
-def _sessions(
-    eager: EagerMethods,
-    methods: Sequence[PackagedMethod],
-    example: Mapping[str, int],
-    options: TraceOptions,
-    max_bytes: int,
-) -> list[list[DrawnCall]]:
-    """Draws sessions of the methods with state."""
-    planned = case_sizes(session_call(methods), example, options.cases, options.seed, max_bytes=max_bytes)
+    """Draws single calls of a method, or sessions if it has state."""
+    call = session_call(model.methods) if method.state else method.call
     sessions = []
-    for number, sizes in enumerate(planned):
-        calls = draw_session(eager, methods, sizes, options.seed + number)
-        _check_size(calls, sizes)
+    for number, sizes in enumerate(case_sizes(call, example, options.cases, options.seed, max_bytes=max_bytes)):
+        calls = draw_calls(model, method, sizes, options.seed + number)
+        size = sum(tensor.nbytes for call in calls for tensor in call.bound.tensors)
+        if method.state and size > 4 * MAX_CASE_BYTES:
+            raise UsageError(
+                f"the inputs of a session at {label_of(sizes)} take {size:,} bytes, too many for a recorded case",
+                hint="Let draw_sequence return fewer or smaller calls, or give smaller example inputs.",
+            )
         sessions.append(calls)
     return sessions
 
 
-def _check_size(calls: Sequence[DrawnCall], sizes: Mapping[str, int]) -> None:
-    size = sum(tensor.nbytes for call in calls for tensor in call.bound.tensors)
-    if size > 4 * MAX_CASE_BYTES:
-        raise UsageError(
-            f"the inputs of a session at {label_of(sizes)} take {size:,} bytes, too many for a recorded case",
-            hint="Let draw_sequence return fewer or smaller calls, or give smaller example inputs.",
-        )
-
-
-def record_case(
-    eager: EagerMethods,
-    methods: Sequence[PackagedMethod],
-    state: Sequence[StateTensor],
-    calls: Sequence[DrawnCall],
-    *,
-    tf32: bool,
-) -> RecordedCase:
-    """Runs the eager model in a session of its own, and packs inputs and results, with references.
-
-    Args:
-        eager: The model.
-        methods: The description of its methods.
-        state: The description of its state.
-        calls: The calls, on the model's device.
-        tf32: Whether the model, but not its reference, may use TF32.
-
-    Raises:
-        ExportError: The model raised.
-    """
-    return record_run(run_eagerly(eager, methods, state, calls, tf32=tf32), methods, state, tf32=tf32)
-
-
-def record_run(
-    eager_run: EagerRun,
-    methods: Sequence[PackagedMethod],
-    state: Sequence[StateTensor],
-    *,
-    tf32: bool,
-    edge_case: str = "",
-    outliers: bool = False,
-) -> RecordedCase:
+def record_run(eager_run: EagerRun, *, edge_case: str = "", outliers: bool = False) -> RecordedCase:
     """Packs inputs and results of a session, with references.
 
     Args:
         eager_run: What eager answered.
-        methods: The description of its methods.
-        state: The description of its state.
-        tf32: Whether eager may have used TF32.
         edge_case: What makes the inputs edge values.
         outliers: Whether errors that few elements have count as in several runs. One case of a package does for all.
     """
-    by_name = {method.name: method for method in methods}
-    known = eager_run.references(tf32=tf32)
+    known = eager_run.references()
     if known and outliers:
         known = with_outlier_errors(known, eager_run)
-    found: Sequence[References | None] = known.calls if known else [None] * len(eager_run.calls)
+    found: Sequence[References | None] = known.parts if known else [None] * len(eager_run.parts)
+    recorded = {each.name for each in eager_run.state}
     tensors: dict[str, torch.Tensor] = {}
-    for number, (drawn, answered, reference) in enumerate(zip(eager_run.calls, eager_run.answered, found)):
-        call = by_name[drawn.method].call
-        written = {name: tensor for name, tensor in answered.eager.items() if name.startswith("written.")}
-        tensors |= named_tensors(f"{number}.input", drawn.bound.tensors)
+    for number, answered in enumerate(eager_run.answered):
+        tensors |= named_tensors(f"{number}.input", answered.bound.tensors)
         tensors |= named_tensors(f"{number}.output", answered.outputs)
-        tensors |= named_results(result_keys(number, call), written)
-        if reference is not None:
-            tensors |= named_results(result_keys(number, call, reference=True), reference.outputs)
-    after = {each.name: eager_run.after.eager[each.name] for each in eager_run.state}
-    tensors |= named_results(state_keys(state), after)
-    if known and known.state:
-        tensors |= named_results(state_keys(state, reference=True), known.state.outputs)
-    described = [by_name[drawn.method].call for drawn in eager_run.calls]
-    moves = {} if edge_case else eager_moves(eager_run, described, known)
+    for keys, part in zip(eager_run.keys(), eager_run.parts):
+        own = recorded if part is eager_run.after else {name for name in part.eager if name.startswith("written.")}
+        tensors |= named_results(keys, {name: tensor for name, tensor in part.eager.items() if name in own})
+    for keys, reference in zip(eager_run.keys(reference=True), found):
+        tensors |= named_results(keys, reference.outputs if reference else {})
+    moves = {} if edge_case else eager_moves(eager_run, known)
     metadata = {EDGE_CASE: edge_case, MOVES: msgspec.json.encode(moves).decode() if moves else ""}
     return RecordedCase(
         calls=tuple(
@@ -222,16 +154,15 @@ def record_run(
         ),
         tensors=save(tensors, metadata={key: text for key, text in metadata.items() if text} or None),
         reference_dtype=known.dtype if known else None,
-        state_accuracy=dict(known.state.accuracy) if known and known.state else {},
+        state_accuracy=dict(found[-1].accuracy) if found[-1] else {},
         structures=eager_run.structures,
         edge_case=edge_case,
-        far=_far(eager_run, found, known),
+        far=_far(eager_run, found),
     )
 
 
-def _far(eager_run: EagerRun, found: Sequence[References | None], known: SessionReferences | None) -> tuple[str, ...]:
+def _far(eager_run: EagerRun, found: Sequence[References | None]) -> tuple[str, ...]:
     """Returns the results that were computed in a wide dtype, and have no reference all the same."""
-    wanted = (*(call.wanted for call in eager_run.answered), eager_run.after.wanted)
-    references = (*found, known.state if known else None)
-    names = [name for each, has in zip(wanted, references) for name in each if has is None or name not in has.outputs]
+    parts = zip(eager_run.parts, found)
+    names = [name for part, has in parts for name in part.wanted if has is None or name not in has.outputs]
     return tuple(dict.fromkeys(names)) if names and eager_run.wide is not None else ()

@@ -37,23 +37,32 @@ class References:
 
 
 @dataclass(frozen=True)
-class AnsweredCall:
+class Answered:
+    """What eager has answered: to one call, or in the state after all.
+
+    Attributes:
+        results: The manifest's outputs, then the inputs that the call writes, named `written.<input>`; or the state.
+        eager: Eager's results, by name.
+        wanted: The names of the floating results that need a reference.
+    """
+
+    results: Sequence[TensorOutput] = ()
+    eager: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    wanted: Collection[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnsweredCall(Answered):
     """A call that eager has answered.
 
     Attributes:
         model: The module whose forward was called.
         bound: The call, on the model's device.
-        results: The manifest's outputs, then the inputs that the call writes, named `written.<input>`.
-        eager: Eager's results, by name.
-        wanted: The names of the floating results that need a reference.
         outputs: Eager's outputs as it gave them, which may be others than the manifest's.
     """
 
     model: torch.nn.Module
     bound: BoundCall
-    results: Sequence[TensorOutput]
-    eager: Mapping[str, torch.Tensor]
-    wanted: Collection[str]
     outputs: Sequence[torch.Tensor] = ()
 
     @property
@@ -63,61 +72,25 @@ class AnsweredCall:
         return tuple(name for name in self.bound.names if f"written.{name}" in names)
 
 
-@dataclass(frozen=True)
-class SessionState:
-    """The state of a session.
+@dataclass(frozen=True, kw_only=True)
+class SessionState(Answered):
+    """The state of a session after its last call.
 
     Attributes:
         buffers: The model's state.
         sizes: The sizes of the state's dimensions.
-        results: The state as results, for the manifest.
-        eager: Eager's state after the last call, by name.
-        wanted: The names of the floating state that needs a reference.
     """
 
     buffers: Sequence[StateBuffer] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
-    results: Sequence[TensorOutput] = ()
-    eager: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    wanted: Collection[str] = ()
 
 
 @dataclass(frozen=True)
 class SessionReferences:
-    """The references of each call of a session, and of the state after the last; None where there are none."""
+    """The references of each call of a session, then of the state after the last; None where there are none."""
 
     dtype: Literal["float64", "float32"]
-    calls: tuple[References | None, ...]
-    state: References | None
-
-
-def references(
-    model: torch.nn.Module,
-    bound: BoundCall,
-    eager: Sequence[torch.Tensor],
-    outputs: Sequence[TensorOutput],
-    wanted: Collection[str],
-    *,
-    tf32: bool = False,
-) -> References | None:
-    """Computes one call without state: see `wide_answers` and `session_references`.
-
-    Args:
-        model: The model. It does not change.
-        bound: The call, on the model's device.
-        eager: The model's own outputs.
-        outputs: The manifest's outputs.
-        wanted: The names of the floating outputs that need a reference.
-        tf32: Whether the model's own outputs may have been computed with TF32.
-    """
-    if len(eager) != len(outputs) or not wanted:
-        return None
-    by_name = {output.name: tensor for output, tensor in zip(outputs, eager)}
-    calls = [AnsweredCall(model, bound, outputs, by_name, wanted)]
-    if (computed := wide_answers(calls)) is None:
-        return None
-    found = session_references(calls, SessionState(), computed, tf32=tf32)
-    return found.calls[0] if found else None
+    parts: tuple[References | None, ...]
 
 
 @dataclass(frozen=True)
@@ -126,15 +99,13 @@ class WideAnswers:
 
     Attributes:
         dtype: The dtype.
-        calls: The results of each call, in the order of the manifest's.
-        state: The state after the last, by name.
+        parts: The results of each call, then the state after the last, by name.
         eps: The epsilon of the least precise dtype that was upcast.
         decides: As `Upcast.decides`.
     """
 
     dtype: torch.dtype
-    calls: Sequence[Sequence[torch.Tensor]]
-    state: Mapping[str, torch.Tensor]
+    parts: Sequence[Mapping[str, torch.Tensor]]
     eps: float
     decides: bool
 
@@ -142,15 +113,12 @@ class WideAnswers:
         """Returns the rms error beyond which an answer and this one cannot be the same function's."""
         return 2 * math.sqrt(max(self.eps, _TF32_EPS if tf32 else 0))
 
-    def narrowed(self, calls: Sequence[AnsweredCall], state: SessionState) -> list[dict[str, torch.Tensor]]:
-        """Returns the results of each call, then the state, by name in eager's dtypes, on the CPU."""
-        named = [dict(zip((r.name for r in call.results), each)) for call, each in zip(calls, self.calls)]
-        found = [_narrowed(results, call.eager) for results, call in zip(named, calls)]
-        return [*found, _narrowed(self.state, state.eager)]
-
-
-def _narrowed(results: Mapping[str, torch.Tensor], eager: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().to(eager[name].dtype).cpu() for name, tensor in results.items() if name in eager}
+    def narrowed(self, answered: Sequence[Answered]) -> list[dict[str, torch.Tensor]]:
+        """Returns the parts in the dtypes of eager's, on the CPU."""
+        return [
+            {name: t.detach().to(each.eager[name].dtype).cpu() for name, t in part.items() if name in each.eager}
+            for part, each in zip(self.parts, answered)
+        ]
 
 
 def wide_answers(calls: Sequence[AnsweredCall], state: SessionState = SessionState()) -> WideAnswers | None:
@@ -191,18 +159,16 @@ def wide_answers(calls: Sequence[AnsweredCall], state: SessionState = SessionSta
                 continue
             if all(len(each) == len(call.results) for each, call in zip(computed, calls)):
                 eps = torch.finfo(mode.narrowest if mode else narrow).eps
-                return WideAnswers(wide, computed, session.state, eps, mode is None or mode.decides)
+                named = [dict(zip((r.name for r in call.results), each)) for call, each in zip(calls, computed)]
+                return WideAnswers(wide, [*named, session.state], eps, mode is None or mode.decides)
     return None
 
 
-def session_references(
-    calls: Sequence[AnsweredCall], state: SessionState, computed: WideAnswers, *, tf32: bool = False
-) -> SessionReferences | None:
+def session_references(answered: Sequence[Answered], computed: WideAnswers, *, tf32: bool) -> SessionReferences | None:
     """Returns what eager should have answered.
 
     Args:
-        calls: The calls of a session, in order.
-        state: The session's state.
+        answered: What it answered to the calls of a session, in order, and the state after them.
         computed: The same in a wide dtype.
         tf32: Whether eager may have used TF32.
 
@@ -212,12 +178,8 @@ def session_references(
     """
     limit = computed.far(tf32=tf32)
     dtype: Literal["float64", "float32"] = "float64" if computed.dtype is torch.float64 else "float32"
-    found = tuple(
-        _credible(dtype, dict(zip((r.name for r in c.results), each)), c.eager, c.results, c.wanted, limit=limit)
-        for c, each in zip(calls, computed.calls)
-    )
-    after = _credible(dtype, computed.state, state.eager, state.results, state.wanted, limit=limit)
-    return SessionReferences(dtype, found, after) if after or any(found) else None
+    found = tuple(_credible(dtype, part, each, limit) for part, each in zip(computed.parts, answered))
+    return SessionReferences(dtype, found) if any(found) else None
 
 
 def wide_calls(
@@ -233,7 +195,7 @@ def wide_calls(
         None if it cannot be computed in float64.
     """
     for mode in (Upcast(torch.float64, torch.float32), None):
-        session, call = _WideSession(torch.float64, mode, SessionState()), AnsweredCall(model, bound, (), {}, ())
+        session, call = _WideSession(torch.float64, mode, SessionState()), AnsweredCall(model=model, bound=bound)
 
         def answers(
             tensors: Sequence[torch.Tensor], session: _WideSession = session, call: AnsweredCall = call
@@ -252,30 +214,25 @@ def wide_calls(
 
 
 def _credible(
-    dtype: Literal["float64", "float32"],
-    computed: Mapping[str, torch.Tensor],
-    eager: Mapping[str, torch.Tensor],
-    outputs: Sequence[TensorOutput],
-    wanted: Collection[str],
-    *,
-    limit: float,
+    dtype: Literal["float64", "float32"], computed: Mapping[str, torch.Tensor], answered: Answered, limit: float
 ) -> References | None:
     """Returns the references that eager agrees with in half of its digits, and the indices that belong to them."""
     computed = {name: tensor.detach().cpu() for name, tensor in computed.items()}
-    eager = {name: tensor.detach().cpu() for name, tensor in eager.items()}
+    eager = {name: tensor.detach().cpu() for name, tensor in answered.eager.items()}
     same = {name: _stored(tensor, eager[name]) for name, tensor in computed.items() if _same_form(tensor, eager[name])}
     found: dict[str, torch.Tensor] = {}
     accuracy: dict[str, Accuracy | None] = {}
-    for output in outputs:
+    for output in answered.results:
         rows_of = output.tolerance.rows_of
-        if output.name not in wanted or output.name not in same or (rows_of is not None and rows_of not in same):
+        needed = {output.name, rows_of or output.name}
+        if output.name not in answered.wanted or not needed <= same.keys():
             continue
         error = eager_error(output, eager, same)
         if error.rms <= limit and math.isfinite(error.greatest):
             found[output.name], accuracy[output.name] = same[output.name], error
             if rows_of is not None:
                 found[rows_of], accuracy[rows_of] = same[rows_of], None
-    for output in outputs:
+    for output in answered.results:
         if output.tolerance.ranking_of in found and output.name in same:
             found[output.name], accuracy[output.name] = same[output.name], None
     return References(dtype, found, accuracy) if found else None

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from exportkit.export.torch_patches.dispatch import UncompiledMode, mapped
+from exportkit.errors import ExportError, UsageError
+from exportkit.export.record.eager_run import EagerRun, run_eagerly
+from exportkit.export.torch_patches.dispatch import UncompiledMode, mapped, written_leaves
+from exportkit.export.torch_patches.patched import patched
 
 _MOST = 1 << 20  # elements of a summand that is changed; weights may have more, and are the same in all code
 
@@ -123,12 +130,7 @@ class Rounded(UncompiledMode):
         self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> list[torch.Tensor]:
         found = [leaf for leaf in tree_leaves(result) if _rounds(leaf)]
-        if not found:
-            given = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs
-            for argument in func._schema.arguments:
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    found += [leaf for leaf in tree_leaves(given.get(argument.name)) if _rounds(leaf)]
-        return found
+        return found or [leaf for leaf in written_leaves(func, args, kwargs) if _rounds(leaf)]
 
     def _changed_result(self, tensor: torch.Tensor, *, by_value: bool) -> torch.Tensor:
         if not _rounds(tensor) or not tensor.numel() or tensor.layout is not torch.strided:
@@ -165,7 +167,7 @@ class Rounded(UncompiledMode):
 def _rounds(value: Any) -> bool:
     if not isinstance(value, torch.Tensor) or value.is_meta or value._is_zerotensor():
         return False  # the zeros of forward-mode gradients have no memory
-    return (value.is_floating_point() or value.is_complex()) and _bits(value) >= 16
+    return (value.is_floating_point() or value.is_complex()) and torch.finfo(value.dtype).bits >= 16
 
 
 def _has_great(value: Any) -> bool:
@@ -174,9 +176,54 @@ def _has_great(value: Any) -> bool:
     return bool((value.abs() > torch.finfo(value.dtype).max / 4).any())
 
 
-def _bits(tensor: torch.Tensor) -> int:
-    return torch.finfo(tensor.dtype).bits
-
-
 def _eps(tensor: torch.Tensor) -> float:
     return torch.finfo(tensor.dtype).eps
+
+
+@dataclass(frozen=True)
+class PerturbedAnswers:
+    """What a run answered.
+
+    Attributes:
+        parts: The results of each call, then the state after them, by name.
+        undefined: As `Rounded.undefined`.
+        blends: As `Rounded.blends`.
+    """
+
+    parts: Sequence[Mapping[str, torch.Tensor]]
+    undefined: bool
+    blends: bool
+
+
+def _attention_with_modes() -> AbstractContextManager[None]:
+    """Lets flex_attention call its operator itself: torch compiles the call, and refuses to where there is a mode."""
+    attention = sys.modules.get("torch.nn.attention.flex_attention")
+    if attention is None:
+        return nullcontext()
+    return patched("flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", lambda _: True)
+
+
+def perturbed_answers(eager_run: EagerRun, seed: int) -> PerturbedAnswers | None:
+    """Answers the calls of a session once more, rounding otherwise. None if the model refuses what it computes then.
+
+    Args:
+        eager_run: What eager answered.
+        seed: Of the roundings.
+    """
+    models = {call.model for call in eager_run.answered}
+    weights = [
+        tensor
+        for model in models
+        for tensor in (*model.parameters(), *model.buffers())
+        if tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor)
+    ]
+    mode = Rounded(seed, eager_run.calls[0].bound.tensors[0].device, weights)
+    try:
+        with torch.no_grad(), _attention_with_modes(), mode:
+            again = run_eagerly(eager_run.model, eager_run.calls)
+    except (ExportError, UsageError):
+        return None
+    finally:
+        if mode.met_control_flow:
+            torch.compiler.reset()  # torch.cond was compiled in the mode, and would be refused from now on
+    return PerturbedAnswers([each.eager for each in again.parts], mode.undefined, mode.blends)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from exportkit.errors import UsageError
 from exportkit.export.models.call_signature import BoundCall
-from exportkit.export.models.placement import on_device
 from exportkit.export.models.source_lines import users_code
-from exportkit.export.record.cases import check_drawn, draw_inputs, dtype_of
-from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.cases import as_described, check_drawn, draw_inputs
+from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
 from exportkit.package.manifest import Call, ConstantNode, Dimension, PackagedMethod
 from exportkit.sizes import label_of, sizes_of
 
@@ -59,26 +58,16 @@ def session_call(methods: Sequence[PackagedMethod]) -> Call:
     )
 
 
-def calls_on(device: torch.device, calls: Sequence[DrawnCall]) -> list[DrawnCall]:
-    """Returns calls with their tensors on a device."""
-    return [replace(call, bound=on_device(call.bound, device)) for call in calls]
-
-
-def draw_calls(
-    eager: EagerMethods, methods: Sequence[PackagedMethod], method: PackagedMethod, sizes: Mapping[str, int], seed: int
-) -> list[DrawnCall]:
+def draw_calls(model: DescribedModel, method: PackagedMethod, sizes: Mapping[str, int], seed: int) -> list[DrawnCall]:
     """Draws a call of a method, or a session if the method has state."""
-    return draw_session(eager, methods, sizes, seed) if method.state else [draw_call(eager, method, sizes, seed)]
+    return draw_session(model, sizes, seed) if method.state else [draw_call(model.eager, method, sizes, seed)]
 
 
-def draw_session(
-    eager: EagerMethods, methods: Sequence[PackagedMethod], sizes: Mapping[str, int], seed: int
-) -> list[DrawnCall]:
+def draw_session(model: DescribedModel, sizes: Mapping[str, int], seed: int) -> list[DrawnCall]:
     """Draws the calls of one session, on the CPU: those of the spec's `draw_sequence`, or the default ones.
 
     Args:
-        eager: The model.
-        methods: The description of its methods.
+        model: The model.
         sizes: The size of each dimension of `session_call`.
         seed: The seed of the values.
 
@@ -86,13 +75,13 @@ def draw_session(
         UsageError: `draw_sequence` or `draw_inputs` returned calls that the methods do not take.
         ExportError: One of them raised.
     """
-    if eager.spec.draw_sequence is not None:
-        return _drawn_by_user(eager, methods, sizes, seed)
+    if model.eager.spec.draw_sequence is not None:
+        return _drawn_by_user(model, sizes, seed)
     drawn = []
-    for number, method in enumerate(_default_order(methods)):
+    for number, method in enumerate(_default_order(model.methods)):
         own = {each.name: sizes[each.name] for each in method.call.dimensions}
         # Another seed for each: the same inputs again would hide a method that ignores them.
-        drawn.append(draw_call(eager, method, own, seed + 1000 * number))
+        drawn.append(draw_call(model.eager, method, own, seed + 1000 * number))
     return drawn
 
 
@@ -118,15 +107,14 @@ def _default_order(methods: Sequence[PackagedMethod]) -> list[PackagedMethod]:
     return [*stateful, *stateful[-1:] * (REPEATS - 1)]
 
 
-def _drawn_by_user(
-    eager: EagerMethods, methods: Sequence[PackagedMethod], sizes: Mapping[str, int], seed: int
-) -> list[DrawnCall]:
+def _drawn_by_user(model: DescribedModel, sizes: Mapping[str, int], seed: int) -> list[DrawnCall]:
+    eager = model.eager
     assert eager.spec.draw_sequence is not None
     what = f"the spec's draw_sequence at {label_of(sizes)}"
     with users_code(what):
         answer: Any = eager.spec.draw_sequence(dict(sizes), torch.Generator().manual_seed(seed))
-    by_name = {method.name: method.call for method in with_state(methods)}
-    held = {each.name for method in with_state(methods) for each in method.call.dimensions}
+    by_name = {method.name: method.call for method in with_state(model.methods)}
+    held = {each.name for call in by_name.values() for each in call.dimensions}
     drawn = []
     for number, each in enumerate(answer if isinstance(answer, (list, tuple)) else ()):
         if not (isinstance(each, (list, tuple)) and [type(part) for part in each[1:]] == [tuple, dict]):
@@ -140,8 +128,8 @@ def _drawn_by_user(
         bound, call = eager.bind(name, args, kwargs), by_name[name]
         own = sizes_of(call.inputs, [tensor.shape for tensor in bound.tensors])
         check_drawn(bound, call, own, f"{what}, call {number} ({name}),")
-        tensors = tuple(t.detach().cpu().to(dtype_of(w)).contiguous() for t, w in zip(bound.tensors, call.inputs))
-        drawn.append(DrawnCall(name, eager.bind(name, *bound.with_tensors(tensors)), own))
+        placed = bound.with_tensors(as_described(bound.tensors, call))
+        drawn.append(DrawnCall(name, eager.bind(name, *placed), own))
     if not drawn:
         raise UsageError(f"{what} returned no calls, but a {type(answer).__name__}", hint=_SEQUENCE)
     _check_state_sizes(eager, drawn, held, what)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -100,17 +100,14 @@ def _buffer(names: tuple[str, ...], tensor: torch.Tensor, dimension: str | None)
             hint="Give it a first axis, or leave out the dimension.",
         )
     first = initial[:1].clone()
-    if not _same_bits(initial, first.expand_as(initial)):
+    same = (initial == first) | ((initial != initial) & (first != first))  # NaN equals NaN
+    if not bool(same.all()):
         raise UsageError(
             f"the rows of the state {names[0]} differ, and a session of another `{dimension}` would not know with "
             "which to begin",
             hint="Let all rows begin with the same values, or leave out the dimension.",
         )
     return StateBuffer(names[0], names[1:], first, dimension, initial.shape[0])
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN equals NaN
 
 
 def _check_memory(tensors: Mapping[str, Mapping[str, torch.Tensor]], state: set[str]) -> None:
@@ -146,27 +143,20 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-class Held:
-    """The state buffers of a model while a session's tensors stand in their place."""
-
-    def __init__(self, places: Mapping[str, tuple[torch.nn.Module, str]]) -> None:
-        self._places = places
-
-    def now(self, name: str) -> torch.Tensor | None:
-        """What the model has in the buffer's place, which the model's code may have replaced."""
-        module, key = self._places[name]
-        return module._buffers.get(key)
-
-
 @contextmanager
-def holding(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[Held]:
-    """Puts tensors in the places of buffers, by name, while the block runs."""
+def holding(
+    model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]
+) -> Iterator[Callable[[str], torch.Tensor | None]]:
+    """Puts tensors in the places of buffers, by name, while the block runs.
+
+    Yields what says, by name, what the model has there now, which the model's code may have replaced.
+    """
     places = {name: place_of(model, name) for name in tensors}
     before = {name: module._buffers[key] for name, (module, key) in places.items()}
     try:
         for name, (module, key) in places.items():
             module._buffers[key] = tensors[name]
-        yield Held(places)
+        yield lambda name: places[name][0]._buffers.get(places[name][1])
     finally:
         for name, (module, key) in places.items():
             module._buffers[key] = before[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +16,10 @@ import torch
 from torch.export.exported_program import _convert_guards_to_code, _get_shape_env
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from exportkit.export.models.source_lines import asked_by_user, user_frame, where
+from exportkit.export.models.source_lines import user_frame, where
 from exportkit.export.sizes.declared import Declared
 from exportkit.export.sizes.tried_sizes import holds_at
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, all_patched
 
 SOURCE = re.compile(r"L\[['\"](?P<name>\w+)['\"]\](?P<path>.*?)\.size\(\)\[(?P<dim>\d+)\]")
 
@@ -32,13 +32,11 @@ class Condition:
         env: torch's record of the trace's sizes.
         guard: The condition, in the symbols of the trace.
         frame: The line of the model that needed it, or None.
-        torchs_own: Whether torch asked for it inside of an operator, and not Python's code.
     """
 
     env: ShapeEnv
     guard: Any
     frame: traceback.FrameSummary | None
-    torchs_own: bool
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,8 @@ class GuardLog:
                 continue
             text = placed_relation(entry.guard, entry.env)
             # One line may need several conditions: the one that fixes a size says most, and the shortest is clearest.
-            found.setdefault(where(entry.frame), []).append((not _fixes_size(entry.guard), len(text), text))
+            fixes = isinstance(entry.guard, sympy.Eq) and (entry.guard.lhs.is_Integer or entry.guard.rhs.is_Integer)
+            found.setdefault(where(entry.frame), []).append((not fixes, len(text), text))
         return [f"{place} needs {min(texts)[2]}" for place, texts in found.items()]
 
     def hold_at(self, values: Mapping[str, int], *, equations: bool = False) -> bool:
@@ -206,32 +205,23 @@ def guard_log(declared: Declared, *, assumed: Collection[sympy.Basic] | None = (
     """
     log = GuardLog(declared, assumed)
 
-    def recording(log_guard: Callable[..., None]) -> Callable[..., None]:
-        def record(env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
-            stack = traceback.extract_stack()
-            log.entries.append(Condition(env, guard, user_frame(stack), not asked_by_user(stack)))
-            log_guard(env, prefix, guard, *rest, **named)
+    def record(log_guard: Function, env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
+        log.entries.append(Condition(env, guard, user_frame(traceback.extract_stack())))
+        log_guard(env, prefix, guard, *rest, **named)
 
-        return record
+    def without_true(
+        produce: Function, env: ShapeEnv, *args: Any, guards: Sequence[Any] | None = None, **named: Any
+    ) -> Any:
+        return produce(env, *args, guards=log.refuting(env, env.guards if guards is None else guards), **named)
 
-    def producing(produce: Callable[..., Any]) -> Callable[..., Any]:
-        def without_true(env: ShapeEnv, *args: Any, guards: Sequence[Any] | None = None, **named: Any) -> Any:
-            kept = log.refuting(env, env.guards if guards is None else guards)
-            return produce(env, *args, guards=kept, **named)
+    def from_true(conclude: Function, env: ShapeEnv, guard: object) -> None:
+        if log.hypothesis(guard, env) is None:
+            conclude(env, guard)
 
-        return without_true
-
-    def concluding(conclude: Callable[..., None]) -> Callable[..., None]:
-        def from_true(env: ShapeEnv, guard: object) -> None:
-            if log.hypothesis(guard, env) is None:
-                conclude(env, guard)
-
-        return from_true
-
-    with (
-        patched("ShapeEnv._log_guard", recording),
-        patched("ShapeEnv.produce_guards", producing),
-        patched("ShapeEnv._maybe_guard_rel", concluding),
+    with all_patched(
+        ("ShapeEnv._log_guard", record),
+        ("ShapeEnv.produce_guards", without_true),
+        ("ShapeEnv._maybe_guard_rel", from_true),
     ):
         yield log
 
@@ -270,10 +260,6 @@ def _solved(difference: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None:
     own, factor, rest = (polynomial.coeff_monomial(each) for each in (symbol, others[0], 1))
     scale, offset = -factor / own, -rest / own
     return scale * others[0] + offset if scale.is_Integer and scale > 0 and offset.is_Integer else None
-
-
-def _fixes_size(guard: object) -> bool:
-    return isinstance(guard, sympy.Eq) and (guard.lhs.is_Integer or guard.rhs.is_Integer)
 
 
 def placed_relation(guard: object, env: ShapeEnv) -> str:

@@ -28,24 +28,19 @@ class DynamicSizes:
 
     Attributes:
         dimensions: The named numbers, in the order of their first use.
-        places: Tensor name -> dimension -> size.
+        by_axis: The sizes that vary.
         example: The value of each name in the example inputs.
         free: Those whose sizes torch is to infer.
     """
 
     dimensions: tuple[Dimension, ...] = ()
-    places: Mapping[str, Mapping[int, Size]] = field(default_factory=dict)
+    by_axis: Mapping[Axis, Size] = field(default_factory=dict)
     example: Mapping[str, int] = field(default_factory=dict)
     free: Sequence[Axis] = ()
 
-    @property
-    def by_axis(self) -> dict[Axis, Size]:
-        """The sizes that vary."""
-        return {(tensor, dim): size for tensor, dims in self.places.items() for dim, size in dims.items()}
-
     def at(self, tensor: str, dim: int) -> Size | None:
         """Returns the size at a place; None if it is fixed."""
-        return self.places.get(tensor, {}).get(dim)
+        return self.by_axis.get((tensor, dim))
 
 
 def with_ranges(shapes: Shapes, ranges: Mapping[str, tuple[int, int]]) -> dict[str, dict[int, str]]:
@@ -77,7 +72,7 @@ def dynamic_sizes(shapes: Shapes, tensors: Mapping[str, Sequence[int]]) -> Dynam
             does not allow the example's size.
     """
     ranges: dict[str, tuple[int, int]] = {}
-    places: dict[str, dict[int, Size]] = {}
+    by_axis: dict[Axis, Size] = {}
     for tensor, dims in shapes.items():
         for dim, text in dims.items():
             _check_place(tensor, dim, text, tensors)
@@ -92,19 +87,23 @@ def dynamic_sizes(shapes: Shapes, tensors: Mapping[str, Sequence[int]]) -> Dynam
                     f"another ({tensor}:{dim}={text})",
                     hint="A name has the same value everywhere; give its range once.",
                 )
-            places.setdefault(tensor, {})[dim] = size
+            by_axis[tensor, dim] = size
     example: dict[str, int] = {}
-    for tensor, sizes in places.items():
-        for dim, size in sizes.items():
-            if size.dimension not in ranges:
-                raise UsageError(
-                    f"`{size.dimension}` ({tensor}:{dim}) has no range",
-                    hint=f"Write its range once: {tensor}:{dim}={size}[1:64].",
-                )
-            _solve(f"{tensor}:{dim}", size, tensors[tensor][dim], ranges[size.dimension], example)
-    _check_lower_ends(places, ranges)
+    for (tensor, dim), size in by_axis.items():
+        if size.dimension not in ranges:
+            raise UsageError(
+                f"`{size.dimension}` ({tensor}:{dim}) has no range",
+                hint=f"Write its range once: {tensor}:{dim}={size}[1:64].",
+            )
+        _solve(f"{tensor}:{dim}", size, tensors[tensor][dim], ranges[size.dimension], example)
+    for (tensor, dim), size in by_axis.items():
+        least = ranges[size.dimension][0]
+        if (low := size.at({size.dimension: least})) < 0:
+            raise UsageError(
+                f"{tensor}:{dim} would be {low} if `{size.dimension}` is {least}", hint="A size is at least 0."
+            )
     dimensions = tuple(Dimension(name=name, min=low, max=high) for name, (low, high) in ranges.items())
-    return DynamicSizes(dimensions, places, example)
+    return DynamicSizes(dimensions, by_axis, example)
 
 
 def torch_dimensions(sizes: DynamicSizes, state: Iterable[str | None] = ()) -> dict[str, torch.export.Dim]:
@@ -125,7 +124,7 @@ def torch_dimensions(sizes: DynamicSizes, state: Iterable[str | None] = ()) -> d
 def torch_shape(sizes: DynamicSizes, dims: Mapping[str, torch.export.Dim], tensor: str) -> dict[int, object] | None:
     """Returns one tensor's dynamic shape for torch.export."""
     shape: dict[int, object] = {dim: torch.export.Dim.AUTO for name, dim in sizes.free if name == tensor}
-    for dim, size in sizes.places.get(tensor, {}).items():
+    for dim, size in ((dim, size) for (name, dim), size in sizes.by_axis.items() if name == tensor):
         derived = dims[size.dimension]
         # torch.export would treat 1*n and n+0 as different from n.
         derived = size.scale * derived if size.scale != 1 else derived
@@ -197,6 +196,11 @@ def _integer(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True, positive=True)
 
 
+def expression_of(size: int | torch.SymInt) -> sympy.Expr:
+    """Returns a size as an expression."""
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
 def linear_in_one(expression: sympy.Expr) -> tuple[sympy.Symbol, int, int] | None:
     """Returns (symbol, scale, offset) of scale * symbol + offset; None for anything else."""
     if len(expression.free_symbols) != 1:
@@ -255,14 +259,3 @@ def _solve(place: str, size: Size, actual: int, ends: tuple[int, int], example: 
             f"makes it {number}",
             hint="A name has the same value everywhere; use two names, or example inputs that agree.",
         )
-
-
-def _check_lower_ends(places: Mapping[str, Mapping[int, Size]], ranges: Mapping[str, tuple[int, int]]) -> None:
-    for tensor, sizes in places.items():
-        for dim, size in sizes.items():
-            low = size.at({size.dimension: ranges[size.dimension][0]})
-            if low < 0:
-                raise UsageError(
-                    f"{tensor}:{dim} would be {low} if `{size.dimension}` is {ranges[size.dimension][0]}",
-                    hint="A size is at least 0.",
-                )

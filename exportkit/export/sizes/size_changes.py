@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from exportkit.errors import UsageError
 from exportkit.export.sizes.guards import GuardLog
-from exportkit.export.sizes.shapes import Axis, DynamicSizes, dynamic_sizes
+from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes
 from exportkit.package.manifest import Size
 
 _VIOLATED = re.compile(r"(?:Constraints violated|Specializations unexpectedly required) \(([^)]*)\)")
@@ -102,7 +102,7 @@ class _Edit:
     """Dynamic sizes that change step by step."""
 
     def __init__(self, sizes: DynamicSizes) -> None:
-        self.places, self.example = sizes.by_axis, sizes.example
+        self.places, self.example = dict(sizes.by_axis), sizes.example
         self.ranges = {dimension.name: (dimension.min, dimension.max) for dimension in sizes.dimensions}
 
     def tied(self, suggested: Mapping[str, str], examples: Examples) -> _Edit:
@@ -111,8 +111,8 @@ class _Edit:
         others = dict(suggested)
         for (tensor, dim), size in named.items():
             if suggested.get(size.dimension, "").isdigit():
-                for place in _places_of_size(examples, examples[tensor][dim]):
-                    if place not in named:
+                for place in ((name, i) for name, shape in examples.items() for i in range(len(shape))):
+                    if place not in named and examples[place[0]][place[1]] == examples[tensor][dim]:
                         self.places[place] = size
                         others.pop(size.dimension, None)
         return self.apply(others)
@@ -204,10 +204,6 @@ class _Edit:
         self.ranges[root] = (max(low, known[0], 1 if offset <= 0 else 0), min(high, known[1]))
 
 
-def _places_of_size(examples: Examples, size: int) -> list[Axis]:
-    return [(name, dim) for name, shape in examples.items() for dim, actual in enumerate(shape) if actual == size]
-
-
 def _last(values: range, holds: Callable[[int], bool], end: int) -> int:
     """Returns the last value before the first that fails; `end` if none of them fails."""
     for value in values:
@@ -226,8 +222,10 @@ def changes_between(before: DynamicSizes, after: DynamicSizes, examples: Example
             now = new.get(tensor, {}).get(dim, str(actual))
             if was != now:
                 place = f"{tensor}:{dim}"
-                ends = _ends(before, tensor, dim, actual), _ends(after, tensor, dim, actual)
-                narrows = _narrows(*ends, step=size.scale if (size := after.at(tensor, dim)) else 1)
+                (low, high), (new_low, new_high) = (_ends(each, tensor, dim, actual) for each in (before, after))
+                step = size.scale if (size := after.at(tensor, dim)) else 1
+                # An end moved inwards by a whole step. A multiple may round it to its next value.
+                narrows = new_low - low >= step or high - new_high >= step
                 found.append(SizeChange(place, was, now, _meaning(place, before, after, actual), narrows))
     return tuple(found)
 
@@ -239,11 +237,6 @@ def _ends(sizes: DynamicSizes, tensor: str, dim: int, actual: int) -> tuple[int,
         return actual, actual
     named = next(d for d in sizes.dimensions if d.name == size.dimension)
     return size.at({named.name: named.min}), size.at({named.name: named.max})
-
-
-def _narrows(before: tuple[int, int], after: tuple[int, int], *, step: int) -> bool:
-    """Returns whether an end moved inwards by a whole step. A multiple may round it to its next value."""
-    return after[0] - before[0] >= step or before[1] - after[1] >= step
 
 
 def _meaning(place: str, before: DynamicSizes, after: DynamicSizes, actual: int) -> str:

@@ -206,7 +206,8 @@ class _Found:
             # A Dim without ends begins at 0 and has none above. Code for empty tensors does not exist.
             least = root.min if root.min > 0 else -((offset - 1) // scale)
             lows[root.__name__] = max(lows.get(root.__name__, 0), int(least))
-            most = int(root.max) if _is_number(root.max) else (MAX_SIZE - offset) // scale
+            has_end = isinstance(root.max, int) or getattr(root.max, "is_Integer", False)
+            most = int(root.max) if has_end else (MAX_SIZE - offset) // scale
             highs[root.__name__] = min(highs.get(root.__name__, MAX_SIZE), most)
         texts: dict[str, dict[int, str]] = {}
         for path, entries in self.places.items():
@@ -246,10 +247,6 @@ def _parts_of_dim(dim: Any) -> tuple[Any, int, int]:
 
 def _is_dim(entry: Any) -> bool:
     return isinstance(entry, torch.export.Dim)
-
-
-def _is_number(end: Any) -> bool:
-    return isinstance(end, int) or bool(getattr(end, "is_Integer", False))
 
 
 def _short(value: Any) -> str:

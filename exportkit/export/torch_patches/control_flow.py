@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, instead, patched
 
 Combine = Callable[..., Sequence[torch.Tensor]]
 
@@ -41,8 +41,8 @@ class ControlFlowError(Exception):
 def traceable_control_flow() -> Iterator[None]:
     """Lets torch trace more loops and branches while the block runs."""
     with (
-        patched("torch.compile", _handing(_traced)),
-        patched("associative_scan.generic_associative_scan", lambda _: associative_scan),
+        patched("torch.compile", functools.partial(_handed, _traced)),
+        patched("associative_scan.generic_associative_scan", instead(associative_scan)),
     ):
         yield
 
@@ -50,37 +50,30 @@ def traceable_control_flow() -> Iterator[None]:
 @contextmanager
 def eager_control_flow() -> Iterator[None]:
     """Lets eager mode run loops and branches in Python, as torch documents them, while the block runs."""
-    with patched("torch.compile", _handing(_run)):
+    with patched("torch.compile", functools.partial(_handed, _run)):
         yield
 
 
-Handler = Callable[[str, Callable[..., Any], Callable[..., Any], Sequence[Any]], Any]
+Handler = Callable[[str, Function, Function, Sequence[Any]], Any]
 
 
-def _handing(handler: Handler) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Returns a replacement of torch.compile that hands torch's own loops and branches to a handler.
+def _handed(handler: Handler, compile_: Function, model: Any = None, *args: Any, **options: Any) -> Any:
+    """Hands torch's own loops and branches to a handler, in place of torch.compile.
 
     The handler gets the name of the operator, the function that calls it, what compiles that, and the arguments.
     """
-
-    def replacing(compile_: Callable[..., Any]) -> Callable[..., Any]:
-        def compiled(model: Any = None, *args: Any, **options: Any) -> Any:
-            where = str(getattr(model, "__module__", ""))
-            if not where.startswith(_PACKAGE):
-                return compile_(model, *args, **options)
-            operator = where.removeprefix(_PACKAGE)
-            compiling = functools.partial(compile_, model, *args, **options)
-            return lambda *arguments: handler(operator, model, compiling, arguments)
-
-        return compiled
-
-    return replacing
+    where = str(getattr(model, "__module__", ""))
+    if not where.startswith(_PACKAGE):
+        return compile_(model, *args, **options)
+    operator = where.removeprefix(_PACKAGE)
+    compiling = functools.partial(compile_, model, *args, **options)
+    return lambda *arguments: handler(operator, model, compiling, arguments)
 
 
 # --- eager mode -------------------------------------------------------------------------------------------------------
 
 
-def _run(operator: str, function: Callable[..., Any], _: object, arguments: Sequence[Any]) -> Any:
+def _run(operator: str, function: Function, _: object, arguments: Sequence[Any]) -> Any:
     if torch._C._functorch.peek_interpreter_stack() is None and operator in _LOOPS:
         return _LOOPS[operator](*arguments)
     return function(*arguments)
@@ -115,9 +108,7 @@ _LOOPS: Mapping[str, Callable[..., Any]] = {"cond": _cond, "while_loop": _while_
 # --- tracing ----------------------------------------------------------------------------------------------------------
 
 
-def _traced(
-    operator: str, function: Callable[..., Any], compiling: Callable[[], Callable[..., Any]], arguments: Sequence[Any]
-) -> Any:
+def _traced(operator: str, function: Function, compiling: Function, arguments: Sequence[Any]) -> Any:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return function(*arguments)  # Dynamo sees no vmap around it, and the operator's own rule does
     if operator == "while_loop" and (numbers := [v for v in tree_leaves(arguments[2]) if type(v) in (int, float)]):

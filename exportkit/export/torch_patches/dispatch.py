@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 class UncompiledMode(TorchDispatchMode):
@@ -49,7 +49,7 @@ class OperatorMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Gives operators to `operator`, and watches the branches and bodies of the others."""
-        if any(map(_wraps, types)):
+        if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # a jagged tensor, for one, calls operators on the tensors that it has
         if isinstance(func, HigherOrderOperator):
             return func(*map(self._watched, args), **(kwargs or {}))
@@ -67,6 +67,18 @@ class OperatorMode(TorchDispatchMode):
         return watched
 
 
+def by_name(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that a call gives an operator, by their names in its schema."""
+    return {**dict(zip((each.name for each in operator._schema.arguments), args)), **kwargs}
+
+
+def written_leaves(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Returns what a call gives an operator to write into, as its schema says."""
+    given = by_name(operator, args, kwargs)
+    written = [a.name for a in operator._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return tree_leaves([given.get(name) for name in written])
+
+
 UNDEFINED = torch.empty(0)
 """Stands for a tensor of a Tensor[] that a kernel left undefined: Python has None for it, which no mode may return."""
 
@@ -74,10 +86,6 @@ UNDEFINED = torch.empty(0)
 def all_tensors(result: Any) -> Any:
     """Returns a result of an operator as a mode may return it."""
     return [UNDEFINED if each is None else each for each in result] if type(result) is list else result
-
-
-def _wraps(kind: type) -> bool:
-    return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
 
 
 def mapped(kind: type, change: Callable[[Any], Any], arguments: Any) -> Any:

@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
-from torch.utils._pytree import tree_map_only
 
-from exportkit.export.torch_patches.patched import all_patched, patched
+from exportkit.export.torch_patches.patched import Function, all_patched, patched
 
 T = TypeVar("T")
 
@@ -47,26 +46,6 @@ def gradients_of(model: torch.nn.Module) -> Iterator[None]:
         for parameter, gradient in left:
             if parameter.grad is not gradient:
                 parameter.grad = gradient
-
-
-def call_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls a model in the mode that it needs. What it returns requires no gradients.
-
-    Raises:
-        Exception: Whatever the model raises.
-    """
-    try:
-        return _called(model, args, kwargs)
-    except RuntimeError as error:
-        if not asks(model, error):
-            raise
-    return _called(model, args, kwargs)
-
-
-def _called(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    with gradients_of(model):
-        result = model(*args, **kwargs)
-    return tree_map_only(torch.Tensor, lambda t: t.detach() if t.requires_grad else t, result)
 
 
 def in_its_mode(model: torch.nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,28 +110,21 @@ def _refused_gradients() -> Iterator[list[_AsksForGradientsError]]:
     """Refuses gradients, and yields the refusals: the model may catch them."""
     refusals: list[_AsksForGradientsError] = []
 
-    def refusing(_: Any) -> Callable[..., Any]:
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            refusals.append(_AsksForGradientsError())
-            raise refusals[-1]
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        refusals.append(_AsksForGradientsError())
+        raise refusals[-1]
 
-        return refuse
-
-    with all_patched(*((entrance, refusing) for entrance in _ENTRANCES)):
+    with all_patched(*((entrance, refuse) for entrance in _ENTRANCES)):
         yield refusals
 
 
-def _below_autograd(make_fx: Callable[..., Any]) -> Callable[..., Any]:
+def _below_autograd(make_fx: Function, *args: Any, **named: Any) -> Any:
     # Of forward-mode differentiation. torch's own kernels of these two do not take sizes that vary.
     table = {
         torch.ops.aten._new_zeros_with_same_feature_meta.default: _zeros_like_other,
         torch.ops.aten._efficientzerotensor.default: torch.ops.aten.zeros.default,
     }
-
-    def below(*args: Any, **named: Any) -> Any:
-        return make_fx(*args, **{**named, "pre_dispatch": False, "decomposition_table": table})
-
-    return below
+    return make_fx(*args, **{**named, "pre_dispatch": False, "decomposition_table": table})
 
 
 def _zeros_like_other(tensor: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator as python
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_slot, has_proxy_slot
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.export.torch_patches.needed_nodes import needed_for, writes
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, patched
 from exportkit.export.torch_patches.size_arithmetic import SYMBOLS, SizeArithmetic, UnknownValueError
 
 _ITEM = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
@@ -41,9 +41,6 @@ def known_values(model: torch.nn.Module) -> AbstractContextManager[None]:
 
     Args:
         model: The model, before torch.export puts fake tensors in the places of its weights.
-
-    Raises:
-        ExportError: This torch lacks the function that is changed.
     """
     return patched("proxy_tensor.maybe_handle_decomp", _KnownValues(model).read)
 
@@ -58,18 +55,14 @@ class _KnownValues:
         self._tracing = False
         self._names: WeakKeyDictionary[Any, dict[Node, str]] = WeakKeyDictionary()
 
-    def read(self, decomposed: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns torch's function that may trace something else for an operator: a value, where that is known."""
-
-        def decompose(mode: Any, operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not self._tracing and (operator in _INSIDE or not _READS.isdisjoint(operator.tags)):
-                try:
-                    return self._known(mode, operator, args, kwargs)
-                except UnknownValueError:
-                    pass
-            return decomposed(mode, operator, args, kwargs)
-
-        return decompose
+    def read(self, decomposed: Function, mode: Any, operator: OpOverload, args: Any, kwargs: Any) -> Any:
+        """Traces a value in place of an operator, where that is known; else what torch traces."""
+        if not self._tracing and (operator in _INSIDE or not _READS.isdisjoint(operator.tags)):
+            try:
+                return self._known(mode, operator, args, kwargs)
+            except UnknownValueError:
+                pass
+        return decomposed(mode, operator, args, kwargs)
 
     def _known(self, mode: Any, operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns what an operator reads, or its answer with the sizes that are known. Raises UnknownValueError."""
@@ -125,7 +118,8 @@ class _KnownValues:
         """
         names = self._placeholders(mode.tracer)
         given = tree_map_only(torch.Tensor, partial(_node_of, mode.tracer), (args, kwargs))
-        needed = needed_for(_nodes(given), until=lambda node: _number(node) is not None)
+        nodes = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Node)]
+        needed = needed_for(nodes, until=lambda node: _number(node) is not None)
         if not all(node in names or _is_computed(node) for node in needed):
             raise UnknownValueError
         symbolic = any(isinstance(_number(node), SYMBOLS) for node in needed)
@@ -207,7 +201,3 @@ def _run(node: Node, known: Mapping[Node, Any]) -> Any:
     args, kwargs = tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
     function: Any = node.target
     return function(*args, **kwargs)
-
-
-def _nodes(values: Any) -> list[Node]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Node)]

@@ -1,4 +1,4 @@
-"""Finds the nodes of a graph that a value depends on, writes into tensors included."""
+"""Finds the nodes of a graph that a value depends on, writes into tensors included, or is a view of."""
 
 from __future__ import annotations
 
@@ -33,6 +33,13 @@ def needed_for(
 def writes(node: torch.fx.Node) -> bool:
     """Tells whether a node writes into an argument."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def viewed(node: torch.fx.Node) -> torch.fx.Node:
+    """Returns the node whose tensor a node is a view of, or the node."""
+    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _writes_into(user: torch.fx.Node, node: torch.fx.Node) -> bool:

@@ -7,7 +7,7 @@ of other operators, and runs it on tensors without memory when it traces or comp
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.export.torch_patches.operator_bodies import in_python
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, patched
 from exportkit.libraries import TORCH_NAMESPACES
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -129,36 +129,29 @@ def opaque_operators() -> Iterator[None]:
     if not found:
         yield
         return
-    libraries = {each.namespace: torch.library.Library(each.namespace, "IMPL") for each in found}
     fakes = []
+    kernels = ((each, key, partial(each._op_dk, _COMPOSITE)) for each in found for key in _BEFORE)
     try:
-        for operator in found:
-            for key in _BEFORE:
-                if not _has_kernel(operator.name(), key):
-                    _register(libraries[operator.namespace], operator, key, partial(operator._op_dk, _COMPOSITE))
-            if _META in operator.py_kernels:
-                fake = Kernel(operator.py_kernels[_META], "py_impl")
-                holder = singleton.find(operator.name()).fake_impl
-                holder.kernels.append(fake)
-                fakes.append((holder, fake))
-            operator._dispatch_cache.clear()
-        kept.update(found)
-        with patched("OpOverload.decompose", _unless_kept):
+        with _registered(kernels), patched("OpOverload.decompose", _unless_kept):
+            for operator in found:
+                if _META in operator.py_kernels:
+                    fake = Kernel(operator.py_kernels[_META], "py_impl")
+                    holder = singleton.find(operator.name()).fake_impl
+                    holder.kernels.append(fake)
+                    fakes.append((holder, fake))
+                operator._dispatch_cache.clear()
+            kept.update(found)
             yield
     finally:
         kept.difference_update(found)
         for holder, fake in fakes:
             holder.kernels.remove(fake)
-        for library in libraries.values():
-            library._destroy()
         for operator in found:
             operator._dispatch_cache.clear()
 
 
-def _unless_kept(decompose: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda operator, *args, **kwargs: (
-        NotImplemented if operator in kept else decompose(operator, *args, **kwargs)
-    )
+def _unless_kept(decompose: Function, operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    return NotImplemented if operator in kept else decompose(operator, *args, **kwargs)
 
 
 def without_opaque(table: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -176,27 +169,30 @@ def composite_calls(device: torch.device, call: Callable[[OpOverload, Any, Any],
         device: The device of the model.
         call: Gets the operator and the arguments, and returns the answer, that of `run_composite`.
     """
-    found = uncertain_operators()
-    libraries = {each.namespace: torch.library.Library(each.namespace, "IMPL") for each in found}
+
+    def handing(operator: OpOverload) -> Callable[..., Any]:
+        return lambda *args, **kwargs: call(operator, args, kwargs)
+
+    keys = {"AutogradCPU", f"Autograd{device.type.upper()}"}
+    with _registered((each, key, handing(each)) for each in uncertain_operators() for key in keys):
+        yield
+
+
+@contextmanager
+def _registered(kernels: Iterable[tuple[OpOverload, str, Callable[..., Any]]]) -> Iterator[None]:
+    """Registers kernels that are not there while the block runs, without torch's note that operators are Python's."""
+    libraries: dict[str, torch.library.Library] = {}
     try:
-        for operator, key in itertools.product(found, {"AutogradCPU", f"Autograd{device.type.upper()}"}):
+        for operator, key, kernel in kernels:
             if not _has_kernel(operator.name(), key):
-                _register(
-                    libraries[operator.namespace],
-                    operator,
-                    key,
-                    lambda *args, operator=operator, **kwargs: call(operator, args, kwargs),
-                )
+                namespace, _, name = operator.name().partition("::")
+                if namespace not in libraries:
+                    libraries[namespace] = torch.library.Library(namespace, "IMPL")
+                libraries[namespace].m.impl(name, key, kernel, False)  # type: ignore[union-attr]  # it is not destroyed
         yield
     finally:
         for library in libraries.values():
             library._destroy()
-
-
-def _register(library: torch.library.Library, operator: OpOverload, key: str, kernel: Callable[..., Any]) -> None:
-    """Registers a kernel for as long as the library is there, without torch's note that the operator is Python's."""
-    assert library.m is not None
-    library.m.impl(operator.name().partition("::")[2], key, kernel, False)
 
 
 def _custom() -> Iterator[OpOverload]:

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.utils._pytree import tree_leaves
 
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, patched
 from exportkit.libraries import TORCH_NAMESPACES
 
 
@@ -84,34 +84,27 @@ def _device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def traced_bodies() -> AbstractContextManager[None]:
-    """Lets torch trace the body of such an operator in its place, while the block runs.
-
-    Raises:
-        ExportError: This torch lacks the function that is changed.
-    """
+    """Lets torch trace the body of such an operator in its place, while the block runs."""
     return patched("proxy_tensor.maybe_handle_decomp", _with_bodies)
 
 
-def _with_bodies(decomposed: Callable[..., Any]) -> Callable[..., Any]:
-    def decompose(mode: Any, operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if (body := body_of(operator, args, kwargs)) is None:
-            return decomposed(mode, operator, args, kwargs)
-        device = _device(args, kwargs)
-        rule = f"Autocast{device.upper()}"
-        try:
-            if not torch.is_autocast_enabled(device) or not has_kernel(operator.name(), rule):
-                with mode:
-                    return body(*args, **kwargs)
-            # register_autocast's: it casts what is given, and calls the operator again.
-            with _without_autocast(mode, device), mode:
-                return operator._op_dk(getattr(torch._C.DispatchKey, rule), *args, **kwargs)
-        except BodyError:
-            raise
-        except Exception as error:
-            # The body is the user's code and may raise anything.
-            raise BodyError(operator.name(), error) from error
-
-    return decompose
+def _with_bodies(decomposed: Function, mode: Any, operator: OpOverload, args: Any, kwargs: Any) -> Any:
+    if (body := body_of(operator, args, kwargs)) is None:
+        return decomposed(mode, operator, args, kwargs)
+    device = _device(args, kwargs)
+    rule = f"Autocast{device.upper()}"
+    try:
+        if not torch.is_autocast_enabled(device) or not has_kernel(operator.name(), rule):
+            with mode:
+                return body(*args, **kwargs)
+        # register_autocast's: it casts what is given, and calls the operator again.
+        with _without_autocast(mode, device), mode:
+            return operator._op_dk(getattr(torch._C.DispatchKey, rule), *args, **kwargs)
+    except BodyError:
+        raise
+    except Exception as error:
+        # The body is the user's code and may raise anything.
+        raise BodyError(operator.name(), error) from error
 
 
 @contextmanager

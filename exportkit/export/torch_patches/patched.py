@@ -24,19 +24,20 @@ from exportkit.support import exporting_torches
 
 DOOR = __file__  # between a replacement and its caller, in stacks of calls
 
-Wrapper = Callable[[Any], Any]
-"""Takes what torch has, and returns its replacement. Of a class method it takes and returns the plain function."""
+Function = Callable[..., Any]
+"""A function of torch's, which its replacement gets before the arguments of the call."""
 
 
 @contextmanager
-def patched(key: str, wrapper: Wrapper) -> Iterator[None]:
+def patched(key: str, replacement: Callable[..., Any]) -> Iterator[None]:
     """Replaces an attribute of torch while the block runs, if this torch needs that.
 
     Only this thread calls the replacement of a function. All threads see that of a value.
 
     Args:
         key: The entry of the table, such as "GraphLowering.get_attr".
-        wrapper: Makes the replacement.
+        replacement: In place of a function, it is called with torch's own and the arguments; of a class method, torch's
+            own is the plain function. In place of a value, it is called once with torch's, and returns another.
 
     Raises:
         ExportError: This torch has something else there. The replacement could write a wrong package.
@@ -51,7 +52,7 @@ def patched(key: str, wrapper: Wrapper) -> Iterator[None]:
         change.blocks += 1
     before = change.current()
     try:
-        change.set(wrapper(before))
+        change.set(functools.partial(replacement, before) if patch.signatures else replacement(before))
         yield
     finally:
         change.set(before)
@@ -63,12 +64,17 @@ def patched(key: str, wrapper: Wrapper) -> Iterator[None]:
 
 
 @contextmanager
-def all_patched(*changes: tuple[str, Wrapper]) -> Iterator[None]:
+def all_patched(*changes: tuple[str, Callable[..., Any]]) -> Iterator[None]:
     """Makes several changes while the block runs, each of which is what `patched` takes."""
     with ExitStack() as stack:
         for change in changes:
             stack.enter_context(patched(*change))
         yield
+
+
+def instead(function: Function) -> Function:
+    """Returns a replacement that calls another function, and never torch's."""
+    return lambda _, *args, **kwargs: function(*args, **kwargs)
 
 
 def is_needed(patch: Patch) -> bool:

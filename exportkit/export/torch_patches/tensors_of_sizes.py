@@ -1,16 +1,17 @@
-"""Keeps sizes in what functions make of them, where torch.export or Python makes numbers of the example's sizes."""
+"""Keeps sizes in what functions make of them, where torch.export or Python makes numbers of the example's."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch._library.fake_impl import FakeImplCtx
 from torch.utils._pytree import tree_any
 
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, patched
 from exportkit.export.torch_patches.size_arithmetic import SYMBOLS
 
 
@@ -19,9 +20,6 @@ def sizes_kept(model: torch.nn.Module) -> Iterator[None]:
     """Keeps sizes in torch.as_tensor([h, w]) and its like, torch.linspace(0, 1, h), and in the model's files in len(x).
 
     So do transformers' torch_int(h) and torch_float(h) there, which are Python's int(h) and float(h) otherwise.
-
-    Raises:
-        ExportError: This torch lacks the function that is changed.
     """
     files = {type(module).__module__ for module in model.modules()} & set(sys.modules)
     replaced = [
@@ -55,13 +53,10 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _keeping_sizes(override: Callable[..., Any]) -> Callable[..., Any]:
-    def kept(handler: object, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if func in _INSTEAD and tree_any(lambda leaf: isinstance(leaf, SYMBOLS), (args, kwargs)):
-            func = _INSTEAD[func]
-        return override(handler, func, args, kwargs)
-
-    return kept
+def _keeping_sizes(override: Function, handler: object, func: Any, args: Any, kwargs: Any) -> Any:
+    if func in _INSTEAD and tree_any(lambda leaf: isinstance(leaf, SYMBOLS), (args, kwargs)):
+        func = _INSTEAD[func]
+    return override(handler, func, args, kwargs)
 
 
 def _new_tensor(like: torch.Tensor, data: Any, **named: Any) -> torch.Tensor:
@@ -86,3 +81,16 @@ _INSTEAD: Mapping[Any, Callable[..., torch.Tensor]] = {
     torch.Tensor.new_tensor: _new_tensor,
     torch.linspace: _linspace,
 }
+
+
+def from_zero() -> AbstractContextManager[None]:
+    """Lets sizes that depend on data begin at 0 while the block runs. A least value that a fake kernel names stays.
+
+    `create_unbacked_symint()`, the older name of `new_dynamic_size()`, takes 2 for the least value. Kernels do not know
+    it: they find one box or none, and compiled code would refuse that.
+    """
+    return patched("FakeImplCtx.create_unbacked_symint", _of_any_size)
+
+
+def _of_any_size(_: object, context: FakeImplCtx, *, min: int = 0, max: int | None = None) -> Any:
+    return context.new_dynamic_size(min=min, max=max)

@@ -11,7 +11,7 @@ it again. Two kinds are left out, though nothing else is missing:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,16 +19,12 @@ import torch
 from torch._inductor import ir
 from torch._library.utils import is_builtin, is_tensorlist_like_type
 
-from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.patched import Function, patched
 
 
 @contextmanager
 def writing_operators() -> Iterator[None]:
-    """Takes them while the block runs.
-
-    Raises:
-        ExportError: This torch lacks a function that is changed.
-    """
+    """Takes them while the block runs."""
     with (
         patched("auto_functionalize.can_auto_functionalize", _also_lists),
         patched("ir.can_auto_functionalize", _also_lists),  # imported by its name
@@ -38,11 +34,8 @@ def writing_operators() -> Iterator[None]:
         yield
 
 
-def _also_lists(decide: Callable[..., bool]) -> Callable[..., bool]:
-    def decided(op: Any) -> bool:
-        return decide(op) or _returns_new_list(op)
-
-    return decided
+def _also_lists(decide: Function, op: Any) -> bool:
+    return decide(op) or _returns_new_list(op)
 
 
 def _returns_new_list(op: Any) -> bool:
@@ -52,27 +45,18 @@ def _returns_new_list(op: Any) -> bool:
     return len(returns) == 1 and returns[0].alias_info is None and is_tensorlist_like_type(returns[0].type)
 
 
-def _with_empty_lists(write: Callable[[ir.FallbackKernel, Any], None]) -> Callable[[ir.FallbackKernel, Any], None]:
-    def written(kernel: ir.FallbackKernel, wrapper: Any) -> None:
-        if not kernel.outputs and _returns_new_list(kernel.op_overload):
-            kernel.mutation_outputs = []
-        write(kernel, wrapper)
-
-    return written
+def _with_empty_lists(write: Function, kernel: ir.FallbackKernel, wrapper: Any) -> None:
+    if not kernel.outputs and _returns_new_list(kernel.op_overload):
+        kernel.mutation_outputs = []
+    write(kernel, wrapper)
 
 
-def _with_two_results(decompose: Callable[..., None]) -> Callable[..., None]:
+def _with_two_results(decompose: Function, graph: torch.fx.Graph) -> None:
     """Lets a call that would return a tuple of one return None, too: of that, Inductor sees that it is a tuple."""
 
-    def two(call: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-        def called(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-            results = call(*args, **kwargs)
-            return results if len(results) != 1 else (*results, None)
+    def two(call: Function, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        results: tuple[Any, ...] = call(*args, **kwargs)
+        return results if len(results) != 1 else (*results, None)
 
-        return called
-
-    def decomposed(graph: torch.fx.Graph) -> None:
-        with patched("auto_functionalize.auto_functionalized_v2_dense", two):
-            decompose(graph)
-
-    return decomposed
+    with patched("auto_functionalize.auto_functionalized_v2_dense", two):
+        decompose(graph)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 
 from exportkit.errors import ExportError
 from exportkit.export.models.call_signature import BoundCall, check_plain, is_tensor, look_into_dataclasses
+from exportkit.export.models.program_model import taken
 from exportkit.export.record.cases import check_packable
 from exportkit.export.record.tolerances import check_gradients, output_tolerances
 from exportkit.export.sizes.shapes import DynamicSizes, Symbols
@@ -35,19 +35,6 @@ def describe_output(result: Any) -> Node:
     return node
 
 
-@dataclass(frozen=True)
-class DescribedProgram:
-    """What a program takes and returns.
-
-    Attributes:
-        call: The call, for the manifest.
-        state: The shapes of the state tensors that the program takes after the call's.
-    """
-
-    call: Call
-    state: tuple[tuple[int | Size, ...], ...]
-
-
 def describe_program(
     program: torch.export.ExportedProgram,
     bound: BoundCall,
@@ -57,7 +44,7 @@ def describe_program(
     *,
     written: Collection[str] = (),
     cast: torch.dtype | None = None,
-) -> DescribedProgram:
+) -> tuple[Call, tuple[tuple[int | Size, ...], ...]]:
     """Describes a traced program for the manifest.
 
     Args:
@@ -69,50 +56,53 @@ def describe_program(
         written: The names of the input tensors that it writes.
         cast: The dtype that the model was cast to, or None.
 
+    Returns:
+        The call, and the shapes of the state tensors that the program takes after the call's.
+
     Raises:
         UsageError: A tolerance names an unknown output.
         ExportError: A size does not depend on one dimension alone, an output is a varying number, or a dtype cannot be
             packed.
     """
-    signature = program.graph_signature
     values = {n.name: n.meta.get("val") for n in program.graph.nodes}
-    taken = taken_tensors(program)
-    returned = [s.arg for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
+    returned = [s.arg for s in program.graph_signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
     # Constants are the same in every call. A size or .item() is not, and cannot be returned.
     if varying := [i for i, arg in enumerate(returned) if not isinstance(arg, (TensorArgument, ConstantArgument))]:
         raise ExportError(
             f"output {varying[0]} of {len(returned)} is a number that varies from call to call, such as a size",
             hint="Return it as a tensor, such as torch.scalar_tensor(x.shape[0]), or leave it out.",
         )
-    given, output_names = _tensors(values, returned), names(output)
-    taken, state = taken[: len(bound.tensors)], taken[len(bound.tensors) :]
-    if len(taken) != len(bound.tensors) or len(given) != len(output_names):
+    # The text "relu" may be a constant, so names do not do.
+    given = [values[argument.name] for argument in returned if isinstance(argument, TensorArgument)]
+    output_names, tensors = names(output), taken_tensors(program)
+    tensors, state = tensors[: len(bound.tensors)], tensors[len(bound.tensors) :]
+    if len(tensors) != len(bound.tensors) or len(given) != len(output_names):
         raise ExportError(
-            f"the traced program takes {len(taken)} tensors and returns {len(given)}; the model takes "
+            f"the traced program takes {len(tensors)} tensors and returns {len(given)}; the model takes "
             f"{len(bound.tensors)} and returns {len(output_names)}",
             hint="The model's result must have the same structure for all inputs.",
         )
-    for name, value in zip((*bound.names, *output_names), (*taken, *given)):
+    for name, value in zip((*bound.names, *output_names), (*tensors, *given)):
         check_packable(name, value.dtype)
     symbols = Symbols(
-        [(name, tuple(value.shape)) for name, value in zip(bound.names, taken)], sizes, program.range_constraints
+        [(name, tuple(value.shape)) for name, value in zip(bound.names, tensors)], sizes, program.range_constraints
     )
     results = [(name, value.dtype) for name, value in zip(output_names, given)]
-    results += [(f"written.{name}", value.dtype) for name, value in zip(bound.names, taken) if name in written]
+    results += [(f"written.{name}", value.dtype) for name, value in zip(bound.names, tensors) if name in written]
     tolerances = dict(zip((name for name, _ in results), output_tolerances(results, spec.tolerances, cast=cast)))
     inputs = tuple(
         TensorInput(
             name=name,
-            dtype=_dtype_name(value.dtype),
+            dtype=str(value.dtype).removeprefix("torch."),
             shape=_fixed_shape(name, value, symbols),
             written=tolerances[f"written.{name}"] if name in written else None,
         )
-        for name, value in zip(bound.names, taken)
+        for name, value in zip(bound.names, tensors)
     )
     outputs = tuple(
         TensorOutput(
             name=name,
-            dtype=_dtype_name(value.dtype),
+            dtype=str(value.dtype).removeprefix("torch."),
             shape=tuple(symbols.size(size) for size in value.shape),
             tolerance=tolerances[name],
         )
@@ -126,19 +116,13 @@ def describe_program(
         outputs=outputs,
         dimensions=tuple(symbols.dimensions),
     )
-    return DescribedProgram(call, tuple(_fixed_shape("a state", value, symbols) for value in state))
+    return call, tuple(_fixed_shape("a state", value, symbols) for value in state)
 
 
 def taken_tensors(program: torch.export.ExportedProgram) -> list[torch.Tensor]:
     """Returns the fake tensors that a program takes from its caller, in order."""
     values = {n.name: n.meta.get("val") for n in program.graph.nodes}
-    specs = program.graph_signature.input_specs
-    return _tensors(values, [s.arg for s in specs if s.kind is InputKind.USER_INPUT])
-
-
-def _tensors(values: dict[str, Any], arguments: Sequence[Any]) -> list[torch.Tensor]:
-    """Returns the values of a signature's tensor arguments. The text "relu" may be a constant, so names do not do."""
-    return [values[argument.name] for argument in arguments if isinstance(argument, TensorArgument)]
+    return [values[name] for name in taken(program)]
 
 
 def _fixed_shape(name: str, value: torch.Tensor, symbols: Symbols) -> tuple[Any, ...]:
@@ -146,8 +130,3 @@ def _fixed_shape(name: str, value: torch.Tensor, symbols: Symbols) -> tuple[Any,
     if None in shape:
         raise ExportError(f"{name} was traced as {list(value.shape)}, where a size depends on several dimensions")
     return shape
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    """Returns such as `float32`."""
-    return str(dtype).removeprefix("torch.")

@@ -15,7 +15,7 @@ from exportkit.export.record.tolerances import output_tolerances
 from exportkit.export.trace.traced import TracedMethod
 from exportkit.package.archive import Content
 from exportkit.package.consistency import STATE_DIR
-from exportkit.package.manifest import ANY_VALUE, Dimension, OutputTolerance, Size, StateTensor
+from exportkit.package.manifest import ANY_VALUE, OutputTolerance, Size, StateTensor
 
 
 def describe_state(
@@ -78,13 +78,9 @@ def _check_written(buffer: StateBuffer, index: int, methods: Sequence[TracedMeth
 def _check_dimension(buffer: StateBuffer, users: Sequence[TracedMethod]) -> None:
     if buffer.dimension is None:
         return
-    ranges: dict[str, Dimension] = {}
-    for method in users:
-        found = next(each for each in method.call.dimensions if each.name == buffer.dimension)
-        ranges[method.name] = found
-    one = next(iter(ranges.values()), None)
+    ranges = {user.name: next(d for d in user.call.dimensions if d.name == buffer.dimension) for user in users}
     for name, other in ranges.items():
-        if other != one:
+        if other != next(iter(ranges.values())):
             raise UsageError(
                 f"`{buffer.dimension}`, the first axis of the state {buffer.name}, is {other.min} to {other.max} in "
                 f"the method {name}, and not in {next(iter(ranges))}",

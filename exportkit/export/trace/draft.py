@@ -15,13 +15,13 @@ from exportkit.export.models.placement import usable_device
 from exportkit.export.models.resolved import EagerModel, ResolvedModel
 from exportkit.export.models.source_lines import user_frame, where
 from exportkit.export.sizes.shapes import DynamicSizes
-from exportkit.export.sizes.size_changes import SizeChange, changes_between, violated_names
+from exportkit.export.sizes.size_changes import SizeChange, violated_names
 from exportkit.export.torch_patches.operator_bodies import BodyError
 from exportkit.export.trace.explain import advice, explain_refusal, sizes_error
 from exportkit.export.trace.judged_sizes import export_judged
 from exportkit.export.trace.line_hints import branches, needs_number
 from exportkit.export.trace.preflight import check_operators, graph_operators
-from exportkit.export.trace.size_search import sizes_that_trace
+from exportkit.export.trace.size_search import changes_that_trace
 from exportkit.export.trace.torch_draft import DraftProblem, draft_export
 from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask
 from exportkit.export.trace.trace import ready_to_trace, trace
@@ -112,7 +112,7 @@ def _draft_of_method(task: TracingTask, sizes: DynamicSizes, device: torch.devic
     except RefusedByTorchError as refused:
         if not violated_names(str(refused)):
             return Draft((_other(explain_refusal(refused, task)),))
-        changes = _changes(task, refused)
+        changes = changes_that_trace(task, refused, TRIES)
         error = sizes_error(refused, changes)
         return Draft((DraftFinding("size", error.message, error.hint),), changes)
     except ExportError as error:
@@ -143,7 +143,7 @@ def _suggested(task: TracingTask, sizes: DynamicSizes, allow_narrowing: bool) ->
     except RefusedByTorchError as refused:
         if not violated_names(str(refused)):
             raise explain_refusal(refused, task) from refused.error
-        changes = _changes(task, refused)
+        changes = changes_that_trace(task, refused, TRIES)
         if changes and (allow_narrowing or not any(change.narrows for change in changes)):
             return changes
         error = sizes_error(refused, changes)
@@ -172,11 +172,6 @@ def _eager(model: ResolvedModel, option: str) -> EagerModel:
             f"{option}: {model.path} is an exported program, whose sizes are fixed", hint="Name the model itself."
         )
     return model
-
-
-def _changes(task: TracingTask, refused: RefusedByTorchError) -> tuple[SizeChange, ...]:
-    found = sizes_that_trace(task, refused, TRIES)
-    return changes_between(refused.sizes, found or refused.sizes, task.examples)
 
 
 def _unfit_operators(program: torch.export.ExportedProgram, device: torch.device) -> list[DraftFinding]:

@@ -8,36 +8,33 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.torch_version import TorchVersion
+from torch.utils._pytree import KeyPath, key_get
 
 from exportkit.child.forked import in_fork
 from exportkit.errors import ExportError, ModelRunError, UsageError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.program_model import graphs_of
 from exportkit.export.record.cases import case_sizes
-from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.eager_methods import DescribedModel
 from exportkit.export.record.eager_run import EagerRun, run_eagerly
 from exportkit.export.record.edge_values import kinds_of, kinds_of_rows, planned, with_edge_values
 from exportkit.export.record.numerical_stability import ROUNDING, NumericalStability
-from exportkit.export.record.record import (
-    MAX_CASES_BYTES,
-    MAX_EDGE_CASE_BYTES,
-    RecordedCase,
-    record_run,
-)
-from exportkit.export.record.sequences import DrawnCall, calls_on, draw_calls, session_call, with_state
+from exportkit.export.record.record import MAX_CASES_BYTES, MAX_EDGE_CASE_BYTES, RecordedCase, record_run
+from exportkit.export.record.sequences import DrawnCall, draw_calls, session_call, with_state
+from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
 from exportkit.export.trace.index_inputs import index_inputs
 from exportkit.export.trace.preflight import graph_operators
-from exportkit.export.trace.size_cases import ArgumentPosition, Chosen, data_sizes, sized_calls
 from exportkit.export.trace.traced import TracedMethod
 from exportkit.package.case_files import results_of
-from exportkit.package.manifest import PackagedMethod, StateTensor
+from exportkit.package.manifest import PackagedMethod
 from exportkit.progress import Progress
 from exportkit.sizes import input_bytes
 from exportkit.tensor_bytes import tensor_bytes
@@ -50,59 +47,47 @@ _FEW = 3
 _SECONDS = 60  # for a call of eager with custom operators
 _TRIES = 2  # for each case that there may be: a try calls eager five times
 _SIZES = 6
+_SIZE_TRIES = 64  # calls, in which sizes that depend on data are looked for
+_EDGES = (0, 1, 2)  # torch takes such a size for neither 0 nor 1 where it asks about broadcasting and layout
+_SEEDS = 4
 _SMALL_INPUTS = 1 << 15  # bytes of a call's inputs, if its sizes may vary
 _SEED = 500_000  # apart from those of the drawn cases
 _ILL_CONDITIONED = "of which rounding decides `{}`, as it does for drawn values ({})"
 _SAY_HOW_NEAR = "in the spec, a Tolerance says how near is right"
 _ROUND_AS_EAGER = "--inductor-config emulate_precision_casts=True rounds each operator's result as eager does"
 
-
-@dataclass(frozen=True)
-class EdgeCases:
-    """The recorded cases, and how many were left out, by the reason."""
-
-    cases: tuple[RecordedCase, ...]
-    left_out: Mapping[str, int]
-
-    def __str__(self) -> str:
-        """One line, such as "7 cases with edge values; left out: 2 that eager refuses"."""
-        reasons = ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())
-        return f"{len(self.cases)} cases with edge values" + (f"; left out: {reasons}" if reasons else "")
+ArgumentPosition = tuple[str, int]
+Chosen = Mapping[ArgumentPosition, str]
 
 
 def edge_cases(
-    eager: EagerMethods,
+    model: DescribedModel,
     traced: Sequence[TracedMethod],
-    state: Sequence[StateTensor],
     drawn: Sequence[RecordedCase],
     options: TraceOptions,
-    device: torch.device,
     progress: Progress,
-) -> EdgeCases:
+) -> tuple[RecordedCase, ...]:
     """Draws calls once more, gives them edge values, and records what eager answers to them.
 
     Args:
-        eager: The model, which is on `device`.
+        model: The model.
         traced: Its methods.
-        state: The description of its state.
         drawn: The drawn cases: edge cases have their sizes.
-        options: The seed of the cases, and whether eager may use TF32.
-        device: The model's device.
+        options: The seed of the cases.
         progress: Called with a description of each step.
     """
     if looping := [method.name for method in traced if _loops(method.program.graph_module)]:
         progress(f"no cases with edge values: a loop of {', '.join(looping)} may not end with them")
-        return EdgeCases((), {})
-    methods = [method.packaged for method in traced]
+        return ()
     custom = any(graph_operators(method.program.graph_module) for method in traced)
-    task = _Task(eager, methods, state, options, device, index_inputs(eager, traced), custom)
-    stateful = {method.name for method in with_state(methods)}
-    units = [[method.name] for method in methods if not method.state] + ([sorted(stateful)] if stateful else [])
+    task = _Task(model, options.seed, index_inputs(model.eager, traced), custom)
+    stateful = {method.name for method in with_state(model.methods)}
+    units = [[method.name] for method in model.methods if not method.state] + ([sorted(stateful)] if stateful else [])
     spent = sum(len(case.tensors) for case in drawn)
     budget = max(MAX_CASES_BYTES - spent, MAX_EDGE_CASE_BYTES) // max(len(units), 1)
     kept: list[RecordedCase] = []
     left_out: Counter[str] = Counter()
-    stability = NumericalStability(methods, state, drawn)
+    stability = NumericalStability(drawn)
     for unit in units:
         progress(f"recording edge values of {', '.join(unit)}")
         of_unit = [case for case in drawn if {call.method for call in case.calls} <= set(unit)]
@@ -112,9 +97,9 @@ def edge_cases(
                 left_out["that would make the package too large"] += 1
             else:
                 kept.append(case)
-    found = EdgeCases(tuple(kept), left_out)
-    progress(str(found))
-    return found
+    reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+    progress(f"{len(kept)} cases with edge values" + (f"; left out: {reasons}" if reasons else ""))
+    return tuple(kept)
 
 
 @dataclass(frozen=True)
@@ -126,37 +111,33 @@ class _Task:
         custom: Whether the model calls custom operators, which values may lead to end the process.
     """
 
-    eager: EagerMethods
-    methods: Sequence[PackagedMethod]
-    state: Sequence[StateTensor]
-    options: TraceOptions
-    device: torch.device
+    model: DescribedModel
+    seed: int
     index_inputs: frozenset[ArgumentPosition]
     custom: bool
 
     def run(self, calls: Sequence[DrawnCall]) -> EagerRun:
-        """Lets eager answer calls that are on the CPU.
+        """Lets eager answer calls.
 
         Raises:
             ExportError: The model raised, or would have ended this process.
             UsageError: It assigned to its state what cannot be state.
         """
-        placed = calls_on(self.device, calls)
-        if self.custom and self.device.type == "cpu":
-            ended = in_fork(lambda: self._survived(placed), seconds=_SECONDS)
+        if self.custom and self.model.device.type == "cpu":
+            ended = in_fork(lambda: self._survived(calls), seconds=_SECONDS)
             if isinstance(ended, str):
                 raise _EndedError(f"the eager model's process {ended}")
         try:
-            return self._answered(placed)
+            return self._answered(calls)
         finally:
             self._check_gpu()
 
     def _check_gpu(self) -> None:
         """Refuses values with which a kernel ended the GPU's context, of which this process can ask nothing more."""
-        if self.device.type != "cuda":
+        if self.model.device.type != "cuda":
             return
         try:
-            torch.cuda.synchronize(self.device)  # until then, nothing says so
+            torch.cuda.synchronize(self.model.device)  # until then, nothing says so
         except RuntimeError as error:
             raise ModelRunError(
                 "a kernel ended the GPU's context when it was given NaN, or another value that is tried: "
@@ -171,13 +152,13 @@ class _Task:
         return b""
 
     def _answered(self, calls: Sequence[DrawnCall]) -> EagerRun:
-        eager_run = run_eagerly(self.eager, self.methods, self.state, calls, tf32=self.options.tf32)
+        eager_run = run_eagerly(self.model, calls)
         _ = eager_run.wide  # in its float64, too, a kernel may end the process
         return eager_run
 
     @property
     def most(self) -> int:
-        weights = sum(tensor.nbytes for tensor in self.eager.spec.model.state_dict().values())
+        weights = sum(tensor.nbytes for tensor in self.model.eager.spec.model.state_dict().values())
         return MAX_EDGE_CASES if weights <= _LARGE_WEIGHTS else _FEW
 
     def ties_of_halves(self, result: str) -> bool:
@@ -187,26 +168,26 @@ class _Task:
         """
         if TorchVersion(torch.__version__) < "2.13":
             return False
-        exact = {each.name for method in self.methods for each in results_of(method.call) if "int" in each.dtype}
+        exact = {each.name for method in self.model.methods for each in results_of(method.call) if "int" in each.dtype}
         halves = {torch.bfloat16, torch.float16}
-        return result in exact and any(t.dtype in halves for t in self.eager.spec.model.state_dict().values())
+        return result in exact and any(t.dtype in halves for t in self.model.eager.spec.model.state_dict().values())
 
     def sizes(self, like: RecordedCase) -> list[dict[str, int]]:
         """Returns small sizes for cases of the same methods, the largest first: vector loops need some elements."""
         method = self._method(like)
-        call = session_call(self.methods) if method.state else method.call
+        call = session_call(self.model.methods) if method.state else method.call
         example = {name: size for each in like.calls for name, size in each.sizes.items()}
-        found = case_sizes(call, example, _SIZES, self.options.seed + _SEED, max_bytes=_SMALL_INPUTS)
+        found = case_sizes(call, example, _SIZES, self.seed + _SEED, max_bytes=_SMALL_INPUTS)
         found.sort(key=lambda sizes: -input_bytes(call, sizes))
         small = [sizes for sizes in found if input_bytes(call, sizes) <= _SMALL_INPUTS]
         return small[: _SIZES // 2] or found[-1:]
 
     def draw(self, like: RecordedCase, sizes: Mapping[str, int], seed: int) -> list[DrawnCall]:
         """Draws calls like those of a case, on the CPU."""
-        return draw_calls(self.eager, self.methods, self._method(like), sizes, seed)
+        return draw_calls(self.model, self._method(like), sizes, seed)
 
     def _method(self, like: RecordedCase) -> PackagedMethod:
-        return next(each for each in self.methods if each.name == like.calls[0].method)
+        return next(each for each in self.model.methods if each.name == like.calls[0].method)
 
     def kinds(
         self, calls: Sequence[DrawnCall], of_input: Callable[..., tuple[str, ...]] = kinds_of
@@ -231,7 +212,7 @@ class _Task:
                 else tensor
                 for index, tensor in enumerate(call.bound.tensors)
             )
-            changed.append(replace(call, bound=self.eager.bind(call.method, *call.bound.with_tensors(tensors))))
+            changed.append(replace(call, bound=self.model.eager.bind(call.method, *call.bound.with_tensors(tensors))))
         return changed
 
     def name(self, calls: Sequence[DrawnCall], chosen: Chosen) -> str:
@@ -248,22 +229,15 @@ def _of_sizes(
     task: _Task, stability: NumericalStability, method: TracedMethod, drawn: Sequence[RecordedCase]
 ) -> Iterator[RecordedCase]:
     """Yields steady cases of a method in which the sizes that depend on data are 0, 1, 2 and the greatest."""
-    if not drawn or not (sizes := data_sizes(method)):
+    if not drawn or not (sizes := _data_sizes(method)):
         return
     largest = task.sizes(drawn[0])[0]
     try:
-        task.draw(drawn[0], largest, task.options.seed)
+        task.draw(drawn[0], largest, task.seed)
     except (ExportError, UsageError):  # the spec's function does not draw them
         return
     seen: set[str] = set()
-    edges = sized_calls(
-        sizes,
-        lambda seed: task.draw(drawn[0], largest, task.options.seed + _SEED + seed),
-        task.with_edge_values,
-        lambda calls: task.kinds(calls, kinds_of_rows),
-        task.run,
-    )
-    for reaching in edges:
+    for reaching in _reaching(task, sizes, lambda seed: task.draw(drawn[0], largest, task.seed + _SEED + seed)):
         for calls, chosen in reaching[:_TRIES]:
             if (digest := _digest(calls)) in seen:
                 break
@@ -272,6 +246,88 @@ def _of_sizes(
             if isinstance(case, RecordedCase):
                 yield case
                 break
+
+
+@dataclass(frozen=True)
+class _DataSize:
+    """A size of an operator's result that depends on data.
+
+    Attributes:
+        operator: The operator.
+        number: Which of the method's calls of this operator, from 0.
+        path: Where the size is in its result.
+    """
+
+    operator: torch._ops.OpOverload
+    number: int
+    path: KeyPath
+
+
+def _data_sizes(method: TracedMethod) -> list[_DataSize]:
+    """Returns the sizes that operators of a method find in data, in the order of its calls."""
+    counts: Counter[object] = Counter()
+    found = []
+    for node in method.program.graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        paths = (node.meta.get("unbacked_bindings") or {}).values()
+        sizes = [path for path in paths if any(getattr(key, "name", "") == "size" for key in path)]
+        found += [_DataSize(node.target, counts[node.target], path) for path in sizes]
+        counts[node.target] += 1
+    return found
+
+
+def _reaching(
+    task: _Task, sizes: Sequence[_DataSize], draw: Callable[[int], list[DrawnCall]]
+) -> Iterator[list[tuple[list[DrawnCall], Chosen]]]:
+    """Yields for each edge of each size the calls that reach it, those with the fewest changes first."""
+    reached: dict[tuple[int, int], list[tuple[list[DrawnCall], Chosen]]] = defaultdict(list)
+    for seed, chosen in itertools.islice(_plans(task.kinds(draw(0), kinds_of_rows)), _SIZE_TRIES):
+        seen = _Sizes(sizes)
+        try:
+            calls = draw(seed)
+            calls = task.with_edge_values(calls, chosen, seed) if chosen else calls
+            with watched_by(seen):
+                task.run(calls)
+        except (ExportError, UsageError):
+            continue
+        for position, size in seen.found.items():
+            reached[position, size].append((calls, chosen))
+    for position in range(len(sizes)):
+        found = sorted(size for known, size in reached if known == position)
+        for size in dict.fromkeys((*_EDGES, *found[-1:])):
+            if (position, size) in reached:
+                yield reached[position, size]
+
+
+def _plans(kinds: Mapping[ArgumentPosition, Sequence[str]]) -> Iterator[tuple[int, dict[ArgumentPosition, str]]]:
+    """Yields seeds and kinds: as drawn, one input changed, then two, with another seed each time."""
+    yield from ((seed, {}) for seed in range(_SEEDS))
+    seed = _SEEDS
+    for changed in range(1, min(len(kinds), 2) + 1):
+        for positions in itertools.combinations(kinds, changed):
+            for chosen in itertools.product(*(kinds[position] for position in positions)):
+                yield seed, dict(zip(positions, chosen))
+                seed += 1
+
+
+class _Sizes(OperatorMode):
+    """Notes the sizes that operators find."""
+
+    def __init__(self, wanted: Sequence[_DataSize]) -> None:
+        super().__init__()
+        self._wanted = wanted
+        self._counts: Counter[object] = Counter()
+        self.found: dict[int, int] = {}
+
+    def operator(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator."""
+        answer = func(*args, **kwargs)
+        for position, each in enumerate(self._wanted):
+            if each.operator is func and each.number == self._counts[func]:
+                self.found[position] = int(key_get(answer, each.path))
+        self._counts[func] += 1
+        return answer
 
 
 def _recorded(
@@ -284,7 +340,7 @@ def _recorded(
     most = task.most
     for number in range(most):
         try:
-            calls = task.draw(drawn[0], sizes[number % len(sizes)], task.options.seed + _SEED + number)
+            calls = task.draw(drawn[0], sizes[number % len(sizes)], task.seed + _SEED + number)
         except (ExportError, UsageError):  # the drawn cases have other sizes, which the spec's function could draw
             left_out["that the spec's function does not draw"] += 1
             continue
@@ -320,14 +376,14 @@ def _recorded(
 
 
 def _stable(task: _Task, stability: NumericalStability, calls: Sequence[DrawnCall], name: str) -> RecordedCase | str:
-    """Records a case of calls that are on the CPU, or says why it cannot be one."""
+    """Records a case of calls, or says why it cannot be one."""
     try:
         eager_run = task.run(calls)
     except _EndedError:
         return "that end eager's process"
     except (ExportError, UsageError):
         return "that eager refuses"
-    case = record_run(eager_run, task.methods, task.state, tf32=task.options.tf32, edge_case=name)
+    case = record_run(eager_run, edge_case=name)
     return stability.problem(eager_run, case) or case
 
 

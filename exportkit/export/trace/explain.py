@@ -17,13 +17,13 @@ from exportkit.errors import CompilationError, ExportError, OperatorNotExportabl
 from exportkit.export.models.source_lines import where_raised
 from exportkit.export.sizes.guards import with_places
 from exportkit.export.sizes.shapes import DynamicSizes
-from exportkit.export.sizes.size_changes import SizeChange, changes_between, violated_names
+from exportkit.export.sizes.size_changes import SizeChange, violated_names
 from exportkit.export.torch_patches.control_flow import ControlFlowError
 from exportkit.export.torch_patches.operator_bodies import BodyError
 from exportkit.export.trace.hop_subgraphs import flow_nodes
 from exportkit.export.trace.line_hints import branches, needs_number, to_keep_the_range
 from exportkit.export.trace.preflight import IN_CPP, OTHER_DTYPES, SAME_DTYPE
-from exportkit.export.trace.size_search import sizes_that_trace
+from exportkit.export.trace.size_search import changes_that_trace
 from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask
 
 _TRIES = 2  # a tie that nobody named is a guess, and what torch says itself comes after it
@@ -40,9 +40,7 @@ def explain_refusal(refused: RefusedByTorchError, task: TracingTask) -> ExportEr
         task: What was refused.
     """
     if violated_names(str(refused)):
-        found = sizes_that_trace(task, refused, _TRIES)
-        changes = changes_between(refused.sizes, found, task.examples) if found else ()
-        return sizes_error(refused, changes)
+        return sizes_error(refused, changes_that_trace(task, refused, _TRIES))
     return _explained(refused.error, task.spec.model)
 
 

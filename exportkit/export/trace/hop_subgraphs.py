@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import ExportError
 from exportkit.export.models.source_lines import where_traced
+from exportkit.export.torch_patches.needed_nodes import viewed
 from exportkit.export.torch_patches.patched import patched
 
 _VMAP = "torch._functorch.predispatch"  # the module of what torch.vmap leaves in a graph
@@ -31,9 +32,10 @@ def correct_branches(program: torch.export.ExportedProgram) -> None:
     for caller, name, graph in list(_branches(whole)):
         for node in list(graph.graph.nodes):
             if getattr(node.target, "__module__", None) == _VMAP:
+                at = where_traced(caller)
                 raise ExportError(
-                    f"torch.vmap is called within {name}{_at(caller)}, and torch.export loses there the dimension that "
-                    "it maps",
+                    f"torch.vmap is called within {name}{at and f' at {at}'}, and torch.export loses there the "
+                    "dimension that it maps",
                     hint="Write that body for all rows at once, with operators that take a batch, or vmap outside.",
                 )
             if node.op == "get_attr" and isinstance(value := getattr(graph, str(node.target), None), torch.Tensor):
@@ -60,11 +62,6 @@ def _branches(module: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, str
                 if isinstance(graph, torch.fx.GraphModule):
                     yield node, node.target.name(), graph
                     yield from _branches(graph)
-
-
-def _at(node: torch.fx.Node) -> str:
-    where = where_traced(node)
-    return f" at {where}" if where else ""
 
 
 def _make_number(graph: torch.fx.GraphModule, node: torch.fx.Node, value: torch.Tensor) -> None:
@@ -94,7 +91,7 @@ def _copy_arguments(graph: torch.fx.GraphModule) -> None:
     def own(node: Any) -> Any:
         if not isinstance(node, torch.fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
             return node
-        if node not in seen and _root(node).op not in ("placeholder", "get_attr"):
+        if node not in seen and viewed(node).op not in ("placeholder", "get_attr"):
             seen.add(node)
             return node
         with graph.graph.inserting_before(output):
@@ -105,15 +102,6 @@ def _copy_arguments(graph: torch.fx.GraphModule) -> None:
     output.args = tuple(torch.fx.node.map_aggregate(argument, own) for argument in output.args)
 
 
-def _root(node: torch.fx.Node) -> torch.fx.Node:
-    """Returns what a node is a view of, or the node."""
-    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view and node.args:
-        if not isinstance(node.args[0], torch.fx.Node):
-            break
-        node = node.args[0]
-    return node
-
-
 # --- for the compiler -------------------------------------------------------------------------------------------------
 
 
@@ -121,9 +109,8 @@ def _root(node: torch.fx.Node) -> torch.fx.Node:
 def compilable_branches(module: torch.fx.GraphModule) -> Iterator[None]:
     """Lets AOTInductor compile the loops of a program's module while the block runs. Changes the module."""
     _hand_over_sizes(module)
-    with ExitStack() as changes:
-        if any(node.target in _CHECKED for _, _, graph in _branches(module) for node in graph.graph.nodes):
-            changes.enter_context(_checks_without_order())
+    checks = any(node.target in _CHECKED for _, _, graph in _branches(module) for node in graph.graph.nodes)
+    with _checks_without_order() if checks else nullcontext():
         yield
 
 
@@ -144,7 +131,7 @@ def _checks_without_order() -> Iterator[None]:
     before = effects._get_effect(_CHECK)
     effects._register_effectful_op(_CHECK, None)
     try:
-        with patched("utils.is_impure", lambda ask: lambda op, **how: op is _CHECK or ask(op, **how)):
+        with patched("utils.is_impure", lambda ask, op, **how: op is _CHECK or ask(op, **how)):
             yield
     finally:
         effects._register_effectful_op(_CHECK, before)
@@ -173,14 +160,10 @@ def _hand_over_sizes(module: torch.fx.GraphModule) -> None:
                 asked = module.graph.call_function(torch.ops.aten.sym_size.int, (tensor, dim))
             asked.meta["val"] = size
             given.append(asked)
-            with graph.graph.inserting_before(_first_operator(graph)):
+            with graph.graph.inserting_before(next(each for each in graph.graph.nodes if each.op != "placeholder")):
                 place = graph.graph.placeholder(f"size_{len(list(graph.graph.find_nodes(op='placeholder')))}")
             place.meta["val"] = size
         if given:
             node.args = (body, init, slices, (*others, *given))
             graph.recompile()
     module.recompile()
-
-
-def _first_operator(graph: torch.fx.GraphModule) -> torch.fx.Node:
-    return next(node for node in graph.graph.nodes if node.op != "placeholder")

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch.utils._pytree import tree_leaves
 
+from exportkit.export.models.program_model import taken
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.edge_values import SMALL_INTEGERS
 from exportkit.export.trace.preflight import is_custom
 from exportkit.export.trace.traced import TracedMethod
 
 # They refuse an index that is out of range on a CPU, and on a GPU they end the process.
-_INDEXING = frozenset(
-    (
-        "embedding",
-        "_embedding_bag",
-        "index",
-        "_unsafe_index",
-        "index_select",
-        "index_put",
-        "_unsafe_index_put",
-        "index_add",
-        "index_copy",
-        "index_fill",
-        "gather",
-        "scatter",
-        "scatter_add",
-        "scatter_reduce",
-        "take",
-        "put",
-        "one_hot",
-        "bincount",
-        "repeat_interleave",
-        "nll_loss_forward",
-    )
-)
+_INDEXING = {
+    *("embedding", "_embedding_bag", "index", "_unsafe_index", "index_select", "index_put", "_unsafe_index_put"),
+    *("index_add", "index_copy", "index_fill", "gather", "scatter", "scatter_add", "scatter_reduce", "take", "put"),
+    *("one_hot", "bincount", "repeat_interleave", "nll_loss_forward"),
+}
 
 
 def index_inputs(eager: EagerMethods, traced: Sequence[TracedMethod]) -> frozenset[tuple[str, int]]:
@@ -50,35 +31,18 @@ def index_inputs(eager: EagerMethods, traced: Sequence[TracedMethod]) -> frozens
         by_author = eager.specs[method.name].draw_inputs is not None
         by_author |= bool(method.state) and eager.spec.draw_sequence is not None
         indices, custom = (_integers_before(method.program.graph_module, sinks) for sinks in (_indexes, _is_custom))
-        for position, (name, tensor) in enumerate(zip(_placeholders(method.program), method.call.inputs)):
+        for position, (name, tensor) in enumerate(zip(taken(method.program), method.call.inputs)):
             small = getattr(torch, tensor.dtype) in SMALL_INTEGERS
             if name in indices if small else by_author or name in custom:
                 found.add((method.name, position))
     return frozenset(found)
 
 
-def _placeholders(program: torch.export.ExportedProgram) -> Iterator[str]:
-    """Yields the names of the tensors that a program takes from the caller, in order; the state comes last."""
-    nodes = {node.name: node for node in program.graph.nodes}
-    for name in program.graph_signature.user_inputs:
-        if isinstance(name, str) and name in nodes and isinstance(nodes[name].meta.get("val"), torch.Tensor):
-            yield name
-
-
-def _integers_before(module: torch.fx.GraphModule, is_sink: object) -> set[str]:
+def _integers_before(module: torch.fx.GraphModule, is_sink: Callable[[torch.fx.Node], bool]) -> set[str]:
     """Returns the names of the nodes from which integers come to a sink."""
-    assert callable(is_sink)
-    waiting = [
-        leaf for node in module.graph.nodes if is_sink(node) for leaf in node.all_input_nodes if _is_integer(leaf)
-    ]
     # A graph within another is not followed: all that goes into it counts.
-    waiting += [
-        leaf
-        for node in module.graph.nodes
-        if isinstance(node.target, torch._ops.HigherOrderOperator)
-        for leaf in tree_leaves((node.args, node.kwargs))
-        if isinstance(leaf, torch.fx.Node) and _is_integer(leaf)
-    ]
+    sinks = (n for n in module.graph.nodes if is_sink(n) or isinstance(n.target, torch._ops.HigherOrderOperator))
+    waiting = [leaf for node in sinks for leaf in node.all_input_nodes if _is_integer(leaf)]
     found: set[str] = set()
     while waiting:
         node = waiting.pop()

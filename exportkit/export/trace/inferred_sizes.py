@@ -16,6 +16,7 @@ from exportkit.export.sizes.shapes import (
     DynamicSizes,
     Shapes,
     dynamic_sizes,
+    expression_of,
     linear_in_one,
     with_ranges,
 )
@@ -67,9 +68,7 @@ def with_inferred(task: TracingTask, shapes: Shapes, ranges: Mapping[str, tuple[
     found = _Inferred(known)
     values = dict(zip(task.bound.names, taken_tensors(program)))
     for tensor, dim in sorted(varying, key=lambda axis: known.at(*axis) is None):
-        size = values[tensor].shape[dim]
-        expression = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
-        found.add((tensor, dim), expression, marks.get((tensor, dim)))
+        found.add((tensor, dim), expression_of(values[tensor].shape[dim]), marks.get((tensor, dim)))
     inferred = {**named, **{t: {**named.get(t, {}), **dims} for t, dims in found.texts().items()}}
     return _narrowed(task, with_ranges(inferred, ranges), set(known.example))
 

@@ -11,18 +11,20 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import sympy
 import torch
+from torch.utils._pytree import tree_leaves
 
 from exportkit.export.models.call_signature import BoundCall, describe_call
+from exportkit.export.models.program_model import STATE
 from exportkit.export.models.source_lines import users_code
 from exportkit.export.record.cases import eager_mode, resampled
 from exportkit.export.record.eager_methods import EagerMethods
-from exportkit.export.sizes.declared import Declared
-from exportkit.export.sizes.shapes import DynamicSizes
+from exportkit.export.sizes.guards import GuardLog
+from exportkit.export.sizes.shapes import DynamicSizes, linear_in_one
 from exportkit.export.sizes.tried_sizes import holds_at
-from exportkit.export.trace.described_run import DescribedRun, OtherSizesError
 from exportkit.export.trace.hop_subgraphs import correct_branches
 from exportkit.export.trace.repeatable import agree
 from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask, call_export, export_strictly
@@ -66,25 +68,16 @@ def export_judged(
     while waiting and len(seen) < traces and not judge.illegal:
         seen.append(waiting.pop(0))
         try:
-            found = judge.traced_from(seen[-1])
+            program, log = judge.traced_from(seen[-1])
         except RefusedByTorchError:
             if len(seen) == 1:
                 raise
             continue  # what torch refuses there is no reason to refuse the first example
-        wrong = judge.wrong(found)
+        wrong = judge.wrong(program, log)
         if not wrong and not judge.illegal:
-            return found.program, tuple(judge.tried)
+            return program, tuple(judge.tried)
         waiting = [each for each in (*wrong, *waiting) if each not in seen and judge.can_be_example(each)]
     raise judge.refusal()
-
-
-@dataclass(frozen=True)
-class _TracedFrom:
-    """A program, what was declared with the example that it was traced from, and the conditions that may fail."""
-
-    program: torch.export.ExportedProgram
-    declared: Declared
-    conditions: Sequence[sympy.Basic]
 
 
 @dataclass
@@ -109,8 +102,8 @@ class _Judge:
     _answers: dict[str, list[torch.Tensor] | None] = field(default_factory=dict)
     _said: list[str] = field(default_factory=list)
 
-    def traced_from(self, example: Sizes) -> _TracedFrom:
-        """Traces the model from an example of these sizes."""
+    def traced_from(self, example: Sizes) -> tuple[torch.export.ExportedProgram, GuardLog]:
+        """Traces the model from an example of these sizes. Returns the program and the conditions of the trace."""
         task, sizes = self.task, self.sizes
         if example != sizes.example:
             self.progress(f"tracing from {label_of(example)}")
@@ -118,24 +111,24 @@ class _Judge:
         program, log = call_export(torch.export.export, task, sizes, assumed=None)
         correct_branches(program)
         log.drop_untrue(program)
-        return _TracedFrom(program, log.declared, log.hypotheses())
+        return program, log
 
-    def wrong(self, found: _TracedFrom) -> list[Sizes]:
+    def wrong(self, program: torch.export.ExportedProgram, log: GuardLog) -> list[Sizes]:
         """Returns the sizes at which a program does not answer what eager answers, and where it says most first."""
-        run = DescribedRun(found.program)
-        beside = [[each for each in found.declared.beside(c) if self._fits(each)] for c in found.conditions]
+        run, conditions, example = _DescribedRun(program), log.hypotheses(), log.declared.example
+        beside = [[each for each in log.declared.beside(c) if self._fits(each)] for c in conditions]
         added = [each for each in _in_turn(beside) if each not in self.tried][:_TRIES]
         wrong = []
         if added:
             self.progress(f"holding the program against eager at {len(added) + len(self.tried)} sizes")
         for values in [*added, *self.tried]:
-            failing = [c for c in found.conditions if not holds_at(c, {s: values[s.name] for s in c.free_symbols})]
+            failing = [c for c in conditions if not holds_at(c, {s: values[s.name] for s in c.free_symbols})]
             expected = self._expected(values, failing)
             problem = None if expected is None else self._problem(run, values, expected)
             if problem:
                 wrong.append(values)
-                self._said.append(f"traced at {label_of(found.declared.example)}, it {problem} at {label_of(values)}")
-            if found.declared.example == self.sizes.example:
+                self._said.append(f"traced at {label_of(example)}, it {problem} at {label_of(values)}")
+            if example == self.sizes.example:
                 self._failing.append((failing, expected is not None and not problem))
         self.tried += [each for each in added if self._answers[label_of(each)] is not None]
         return wrong
@@ -181,7 +174,7 @@ class _Judge:
             answer = session.call(FORWARD, self._drawn(values))
         return [*answer.outputs, *answer.written.values(), *session.state.values()]
 
-    def _problem(self, run: DescribedRun, values: Sizes, expected: Sequence[torch.Tensor]) -> str | None:
+    def _problem(self, run: _DescribedRun, values: Sizes, expected: Sequence[torch.Tensor]) -> str | None:
         """Returns what is wrong with a program's answer; None if nothing is."""
         bound = self._drawn(values)
         tensors = tuple(tensor.clone() for tensor in bound.tensors)
@@ -190,7 +183,7 @@ class _Judge:
         try:
             with eager_mode():
                 results = run.results(plain(args), plain(kwargs), state)
-        except OtherSizesError:
+        except _OtherSizesError:
             return "computes with other sizes than eager"
         except Exception as error:  # a program raises what its operators raise
             return f"raises {type(error).__name__}"
@@ -240,3 +233,56 @@ def _in_turn(lists: Iterable[Sequence[Sizes]]) -> list[Sizes]:
         if each is not None and each not in found:
             found.append(each)
     return found
+
+
+class _OtherSizesError(Exception):
+    """A node's result has other sizes than tracing described, so that compiled code would be wrong."""
+
+
+class _DescribedRun(torch.fx.Interpreter):
+    """Runs a traced program, and holds the sizes of each result against those that tracing has described."""
+
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        super().__init__(program.module(check_guards=False))
+        self._sizes: dict[sympy.Expr, sympy.Expr] = {}
+        self._symbols: dict[sympy.Symbol, sympy.Integer] = {}
+
+    def results(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], state: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Returns the tensors of the program's result. It writes into the state.
+
+        Raises:
+            _OtherSizesError: A node's result has other sizes than described.
+        """
+        self._sizes, self._symbols = {}, {}
+        given = tree_leaves((args, {**kwargs, **({STATE: tuple(state)} if state else {})}))
+        return [t for t in tree_leaves(self.run(*given, enable_io_processing=False)) if isinstance(t, torch.Tensor)]
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Runs a node."""
+        result = super().run_node(n)
+        for described, tensor in zip(tree_leaves(n.meta.get("val")), tree_leaves(result)):
+            if not (isinstance(described, torch.Tensor) and isinstance(tensor, torch.Tensor)):
+                continue
+            if n.op == "placeholder":
+                self._learn(described, tensor)
+            elif described.ndim != tensor.ndim or any(map(self._differs, described.shape, tensor.shape)):
+                raise _OtherSizesError(f"{n.target} answers {list(tensor.shape)} for {list(described.shape)}")
+        return result
+
+    def _learn(self, described: torch.Tensor, tensor: torch.Tensor) -> None:
+        for size, actual in zip(described.shape, tensor.shape):
+            if isinstance(size, torch.SymInt) and (linear := linear_in_one(size.node.expr)):
+                symbol, scale, offset = linear
+                self._symbols.setdefault(symbol, sympy.Integer((actual - offset) // scale))
+
+    def _differs(self, described: int | torch.SymInt, actual: int) -> bool:
+        """Returns whether a size is another than described. One that data decides may be any."""
+        if not isinstance(described, torch.SymInt):
+            return described != actual
+        expression = described.node.expr
+        if expression not in self._sizes:
+            self._sizes[expression] = expression.xreplace(self._symbols)
+        size = self._sizes[expression]
+        return bool(size.is_Integer) and int(size) != actual

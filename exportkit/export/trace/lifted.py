@@ -11,15 +11,16 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ExportGraphSignature, InputKind, TensorArgument
+from torch.export.graph_signature import ExportGraphSignature
 from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
 
 from exportkit.errors import ExportError
-from exportkit.export.models.call_signature import BoundCall
+from exportkit.export.models.call_signature import BoundCall, with_forward
 from exportkit.export.models.method_specs import written_names
-from exportkit.export.models.program_model import STATE, graphs_of
-from exportkit.export.models.source_lines import where_traced
+from exportkit.export.models.program_model import STATE, graphs_of, taken
+from exportkit.export.models.source_lines import called_at
 from exportkit.export.record.state_buffers import StateBuffer, place_of, settled
+from exportkit.export.torch_patches.dispatch import written_leaves
 from exportkit.export.torch_patches.quiet import quiet_torch
 
 
@@ -42,7 +43,7 @@ def lifted(
     if not buffers and not writes:
         yield
         return
-    forward, own = model.forward, "forward" in vars(model)
+    forward = model.forward
     wanted = written_names(bound.names, writes)
     places = {name: place_of(model, name) for buffer in buffers for name in buffer.names}
     before = [(module, dict(module._buffers)) for module in dict.fromkeys(module for module, _ in places.values())]
@@ -72,19 +73,15 @@ def lifted(
 
     if buffers:
         lifted_forward.__dict__["__signature__"] = _with_state(inspect.signature(forward))
-    model.forward = lifted_forward
     for module, key in places.values():
         del module._buffers[key]
     try:
-        yield
+        with with_forward(model, lifted_forward):
+            yield
     finally:
         for module, known in before:
             module._buffers.clear()
             module._buffers.update(known)
-        if own:
-            model.forward = forward
-        else:
-            del model.forward
 
 
 def _with_state(signature: inspect.Signature) -> inspect.Signature:
@@ -100,12 +97,6 @@ def _shares(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
 
 
 # --- the traced program -----------------------------------------------------------------------------------------------
-
-
-def taken(program: ExportedProgram) -> list[str]:
-    """Returns the names of the tensors that a program takes from its caller, in order."""
-    specs = program.graph_signature.input_specs
-    return [s.arg.name for s in specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
 
 
 def written_tensors(program: ExportedProgram, *, traced: bool) -> tuple[list[int], list[str]]:
@@ -141,7 +132,7 @@ def written_constants(program: ExportedProgram) -> list[str]:
     names = program.graph_signature.inputs_to_lifted_tensor_constants
     constants = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
     return [
-        _line(node)
+        called_at(node)
         for node in program.graph.nodes
         if any(_shares(leaf.meta["val"], constants) for leaf in _written_by(node))
     ]
@@ -150,7 +141,7 @@ def written_constants(program: ExportedProgram) -> list[str]:
 def _written_within(
     program: ExportedProgram, writing: Sequence[tuple[torch.fx.GraphModule, torch.fx.Node]]
 ) -> ExportError:
-    lines = dict.fromkeys(_line(node) for part, node in writing if part is not program.graph_module)
+    lines = dict.fromkeys(called_at(node) for part, node in writing if part is not program.graph_module)
     return ExportError(
         "the model writes into a tensor inside of a branch or a loop, and torch cannot follow that:"
         + "".join(f"\n    {line}" for line in lines),
@@ -158,47 +149,28 @@ def _written_within(
     )
 
 
-def _line(node: torch.fx.Node) -> str:
-    where = where_traced(node)
-    return f"{node.target}{' at ' + where if where else ''}"
-
-
 def _written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
     """Returns the arguments that a node writes into."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+    # detach_, of torch.tensor(0) in a model, changes no value.
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target is torch.ops.aten.detach_.default:
         return []
-    if target is torch.ops.aten.detach_.default:  # of torch.tensor(0) in a model; it changes no value
-        return []
-    given = dict(zip((argument.name for argument in target._schema.arguments), node.args)) | node.kwargs
-    written = [a.name for a in target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [leaf for name in written for leaf in tree_leaves(given.get(name)) if isinstance(leaf, torch.fx.Node)]
+    leaves = written_leaves(node.target, node.args, node.kwargs)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
 
 
-def used_state(program: ExportedProgram, count: int) -> list[int]:
-    """Returns the positions of the state tensors, which a program takes last, that it uses.
+def without_unused(program: ExportedProgram, count: int) -> tuple[ExportedProgram, list[int]]:
+    """Returns a program that takes only the state tensors that it uses, and their positions among all.
 
     Args:
         program: The program.
-        count: The number of state tensors.
+        count: The number of state tensors that it takes, last.
     """
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     names = taken(program)[-count:] if count else []
-    return [position for position, name in enumerate(names) if nodes[name].users]
-
-
-def without_unused(program: ExportedProgram, count: int, used: Sequence[int]) -> ExportedProgram:
-    """Returns a program that takes only the state tensors that it uses.
-
-    Args:
-        program: The program.
-        count: The number of state tensors that it takes.
-        used: The positions of those that it uses.
-    """
+    used = [position for position, name in enumerate(names) if nodes[name].users]
     if len(used) == count:
-        return program
-    names = taken(program)[-count:]
-    unused = {name for position, name in enumerate(names) if position not in used}
+        return program, used
+    unused = {name for name in names if not nodes[name].users}
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in unused:
             program.graph.erase_node(node)
@@ -219,7 +191,7 @@ def without_unused(program: ExportedProgram, count: int, used: Sequence[int]) ->
         in_spec=tree_structure((args, kwargs)),
         forward_arg_names=[name for name in whole.signature.forward_arg_names or () if name != STATE or state],
     )
-    return ExportedProgram(
+    smaller = ExportedProgram(
         program.graph_module,
         program.graph,
         signature,
@@ -230,6 +202,7 @@ def without_unused(program: ExportedProgram, count: int, used: Sequence[int]) ->
         program.constants,
         verifiers=program.verifiers,
     )
+    return smaller, used
 
 
 def run_program(

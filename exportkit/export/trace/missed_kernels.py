@@ -33,7 +33,8 @@ def float_products(program: torch.export.ExportedProgram) -> list[str]:
         if _name(node) not in _PRODUCTS or not node.meta["val"].is_floating_point():
             continue
         leaves = [leaf for argument in node.all_input_nodes for leaf in _made_of(argument)]
-        weight = next((leaf for leaf in leaves if _is_narrow(leaf, own)), None)
+        stored_ones = (leaf for leaf in leaves if leaf.op == "placeholder" and leaf.name in own)
+        weight = next((leaf for leaf in stored_ones if leaf.meta["val"].dtype in _NARROW), None)
         if weight is None or _takes_the_kernel(node, weight):
             continue
         stored, computed = (str(each.meta["val"].dtype)[6:] for each in (weight, node))
@@ -55,7 +56,8 @@ def _takes_the_kernel(product: torch.fx.Node, weight: torch.fx.Node) -> bool:
     """Whether Inductor computes a product with the kernel for int8 weights: (x @ weight.to(bfloat16).T) * scales."""
     if weight.meta["val"].dtype != torch.int8 or product.meta["val"].dtype != torch.bfloat16:
         return False
-    if _name(product) not in ("mm", "bmm", "matmul", "linear") or _scaled_before(product):
+    made = {_name(node) for argument in product.all_input_nodes[1:] for node in _made_of(argument)}
+    if _name(product) not in ("mm", "bmm", "matmul", "linear") or made & {"mul", "div", "add", "sub"}:
         return False
     node = product
     while len(users := [each for each in node.users if _name(each) != "_assert_tensor_metadata"]) == 1:
@@ -67,19 +69,10 @@ def _takes_the_kernel(product: torch.fx.Node, weight: torch.fx.Node) -> bool:
     return False
 
 
-def _scaled_before(product: torch.fx.Node) -> bool:
-    made = [node for argument in product.all_input_nodes[1:] for node in _made_of(argument)]
-    return any(_name(node) in ("mul", "div", "add", "sub") for node in made)
-
-
 def _module(node: torch.fx.Node) -> str:
     """Returns the name of the module that a node is in, such as layers.0.projection."""
     stack = [name for name, _ in (node.meta.get("nn_module_stack") or {}).values()]
     return stack[-1] if stack and stack[-1] else node.name
-
-
-def _is_narrow(node: torch.fx.Node, own: set[str]) -> bool:
-    return node.op == "placeholder" and node.name in own and node.meta["val"].dtype in _NARROW
 
 
 def _made_of(node: torch.fx.Node) -> Iterator[torch.fx.Node]:

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from exportkit.errors import OperatorNotExportableError
 from exportkit.export.models.program_model import graphs_of
 from exportkit.export.models.source_lines import where_traced
+from exportkit.export.torch_patches.dispatch import by_name
 from exportkit.export.trace.preflight import is_custom, qualified_name
 from exportkit.schema_text import innermost, schema_text
 
@@ -36,7 +37,7 @@ def _check_call(node: torch.fx.Node, device: str) -> None:
     target: Any = node.target
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
     given = {each.name: each.default_value for each in target._schema.arguments}
-    given |= dict(zip(given, args)) | kwargs
+    given |= by_name(target, args, kwargs)
     dispatched = any(needs_dispatcher(each, given[each.name], device) for each in target._schema.arguments)
     for argument in target._schema.arguments:
         if refused := _refused(argument, given[argument.name], dispatched=dispatched):

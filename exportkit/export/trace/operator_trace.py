@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from exportkit.export.models.source_lines import where_now
-from exportkit.export.torch_patches.dispatch import OperatorMode
+from exportkit.export.torch_patches.dispatch import OperatorMode, written_leaves
 from exportkit.libraries import TORCH_NAMESPACES
 
 UNWRITTEN = {
@@ -71,22 +71,13 @@ class Writes(OperatorMode):
     def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator, and looks at the tensors after it."""
         answer = func(*args, **kwargs)
-        written = _written(func, args, kwargs)
+        leaves = written_leaves(func, args, kwargs)
+        written = {_address(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)} - {0}
         for name, tensor in self._tensors.items():
             if (now := fingerprint(tensor)) != self._now[name] or _address(tensor) in written:
                 self._now[name] = now
                 self.lines.append(f"{name}: {_called(func)}")
         return answer
-
-
-def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
-    """Returns the addresses of the memory that an operator's schema says it writes."""
-    if not func._schema.is_mutable:
-        return set()
-    given = {each.name: value for each, value in zip(func._schema.arguments, args)} | kwargs
-    writes = [each.name for each in func._schema.arguments if each.alias_info is not None and each.alias_info.is_write]
-    leaves = tree_leaves([given.get(name) for name in writes])
-    return {_address(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)} - {0}
 
 
 def _address(tensor: torch.Tensor) -> int:

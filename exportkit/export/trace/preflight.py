@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.errors import OperatorNotExportableError, UsageError
-from exportkit.export.models.fake_kernels import fake_to_write
+from exportkit.export.models.missing_operators import fake_to_write
 from exportkit.export.models.program_model import graphs_of
 from exportkit.export.models.source_lines import raised_by_user, user_frame
 from exportkit.export.torch_patches.dispatch import UNDEFINED, OperatorMode, watched_by

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from exportkit.errors import ExportError, ExportkitError, OperatorNotExportableE
 from exportkit.export.models.call_signature import describe_call
 from exportkit.export.models.source_lines import where_traced
 from exportkit.export.record.cases import eager_mode
-from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.eager_methods import DescribedModel
 from exportkit.export.record.record import RecordedCase
 from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
 from exportkit.export.trace.lifted import run_program
@@ -26,7 +27,7 @@ from exportkit.export.trace.repeatable import ALLOW, WRITE_FIRST, agree
 from exportkit.export.trace.torch_export import RefusedByTorchError, call_export
 from exportkit.export.trace.trace_method import TracedTask
 from exportkit.package.case_files import result_keys, results_in, results_of, state_keys, state_results
-from exportkit.package.manifest import StateTensor, TensorOutput
+from exportkit.package.manifest import TensorOutput
 from exportkit.package.structure import plain
 from exportkit.sizes import label_of, shape_at
 from exportkit.spec import FORWARD
@@ -36,36 +37,28 @@ _LINES = 5  # how many lines with a constant a message shows
 
 
 def check_programs(
-    eager: EagerMethods,
-    traced: Sequence[TracedTask],
-    state: Sequence[StateTensor],
-    cases: Sequence[RecordedCase],
-    *,
-    values: bool,
-    tf32: bool,
+    model: DescribedModel, traced: Sequence[TracedTask], cases: Sequence[RecordedCase], *, values: bool
 ) -> None:
     """Runs the programs, uncompiled, through the recorded cases, and compares them with what eager answered.
 
     The first case of a method has the sizes of the example inputs, the others have other sizes if sizes vary.
 
     Args:
-        eager: The model, which knows what its state begins with.
+        model: The model.
         traced: The traced methods.
-        state: The description of the state.
         cases: The recorded cases.
         values: Whether values are compared, or only sizes: those of a nondeterministic model differ.
-        tf32: Whether the cases were recorded with TF32.
 
     Raises:
         OperatorNotExportableError: A fake kernel is wrong at the sizes of a case.
         ExportError: A program raised, or answered something else.
     """
-    runs = {each.method.name: _Run(each, tf32=tf32) for each in traced}
+    runs = {each.method.name: _Run(each, tf32=model.tf32) for each in traced}
     seen: set[str] = set()
     for case in cases:
         tensors = load(case.tensors)
         sizes = {name: size for call in case.calls for name, size in call.sizes.items()}
-        held = [buffer.at(sizes) for buffer in eager.buffers]
+        held = [buffer.at(sizes) for buffer in model.eager.buffers]
         for number, call in enumerate(case.calls):
             run = runs[call.method]
             called = run.traced.method.call
@@ -79,7 +72,8 @@ def check_programs(
                     "left it undefined, and its fake kernel did not",
                     hint="Return what the operator makes at these arguments, and leave out the rest.",
                 )
-            where = _Where(run, inputs, held, call.sizes, call.method not in seen, number)
+            at_example = call.method not in seen
+            disagreement = partial(_disagreement, run, inputs, held, call.sizes, at_example, number)
             seen.add(call.method)
             try:
                 answers = run.answers(inputs, held)
@@ -90,12 +84,12 @@ def check_programs(
             except Exception as error:
                 # A program raises what its operators raise, and AssertionError for conditions of its own.
                 problem = f"raises {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-                raise _disagreement(where, problem) from error
+                raise disagreement(problem) from error
             if (wrong := _wrong(results_of(called), call.sizes, answers, expected, values=values)) is not None:
-                raise _disagreement(where, wrong)
-        after = results_in(state_keys(state), tensors)
-        found = {each.name: tensor.cpu() for each, tensor in zip(state, held)}
-        if after and (wrong := _wrong(state_results(state), sizes, found, after, values=values)) is not None:
+                raise disagreement(wrong)
+        after = results_in(state_keys(model.state), tensors)
+        found = {each.name: tensor.cpu() for each, tensor in zip(model.state, held)}
+        if after and (wrong := _wrong(state_results(model.state), sizes, found, after, values=values)) is not None:
             raise ExportError(
                 f"after a session of {', '.join(call.method for call in case.calls)}, the traced program {wrong}: "
                 "tracing made a constant of something that outlives a call and is no buffer",
@@ -193,35 +187,23 @@ def _wrong(
     return None
 
 
-@dataclass(frozen=True)
-class _Where:
-    """The call in which a program went wrong.
-
-    Attributes:
-        run: Runs the method's program.
-        inputs: Its tensors.
-        held: The state.
-        sizes: Its sizes.
-        at_example: Whether it has the sizes of the example.
-        number: How many calls of the session came before.
-    """
-
-    run: _Run
-    inputs: tuple[torch.Tensor, ...]
-    held: Sequence[torch.Tensor]
-    sizes: Mapping[str, int]
-    at_example: bool
-    number: int
-
-
-def _disagreement(where: _Where, problem: str) -> ExportError:
-    traced, label = where.run.traced, label_of(where.sizes)
+def _disagreement(
+    run: _Run,
+    inputs: tuple[torch.Tensor, ...],
+    held: Sequence[torch.Tensor],
+    sizes: Mapping[str, int],
+    at_example: bool,
+    number: int,
+    problem: str,
+) -> ExportError:
+    """Explains what went wrong in a call: at the sizes of the example or not, after a number of calls of a session."""
+    traced, label = run.traced, label_of(sizes)
     name = traced.method.name
     of = "" if name == FORWARD else f" of {name}"
-    if unwritten := where.run.unwritten_lines(where.inputs, where.held):
+    if unwritten := run.unwritten_lines(inputs, held):
         return ExportError(
             f"the model{of} reads memory that nobody wrote"
-            + (f", at {label}" if where.sizes else "")
+            + (f", at {label}" if sizes else "")
             + "".join(f"\n    {line}" for line in unwritten),
             hint=f"{WRITE_FIRST} {ALLOW}",
         )
@@ -232,32 +214,32 @@ def _disagreement(where: _Where, problem: str) -> ExportError:
             hint="Let the fake kernel name only what the operator keeps to: new_dynamic_size(min=0). What the model "
             "itself needs, let it check in eager, too: torch._check(size >= 2).",
         )
-    if where.number:
+    if number:
         return ExportError(
-            f"the traced program{of} {problem} in call {where.number + 1} of a session: tracing made a constant of "
+            f"the traced program{of} {problem} in call {number + 1} of a session: tracing made a constant of "
             "something that an earlier call has changed and that is no state",
             hint="Keep it in a buffer and declare that: --state NAME, or ExportSpec(state=...). A number that a model "
             f"counts in Python must be a tensor. {ALLOW}",
         )
-    if where.at_example:
+    if at_example:
         return ExportError(
             f"the traced program{of} {problem} at {label}: tracing made a constant of something that the model "
             "computes in Python, such as a counter, the time, or a value kept from an earlier call",
             hint=f"Compute it with torch's operators, or take it as an input. {ALLOW}",
         )
-    if any(tensor.is_floating_point() and not tensor.isfinite().all() for tensor in where.inputs):
+    if any(tensor.is_floating_point() and not tensor.isfinite().all() for tensor in inputs):
         return ExportError(
             f"the traced program{of} {problem} where an input has NaN or an infinity, though it agrees elsewhere",
             hint="Python's max() and min() of tensors, which torch.export takes for torch.maximum and torch.minimum, "
             "leave NaN out where it comes second: write torch's. --no-edge-cases records no such case.",
         )
-    if not where.sizes:
+    if not sizes:
         return ExportError(
             f"the traced program{of} {problem}, though it agrees at the example's values: tracing made a constant of "
             "something that the model computes in Python from values",
             hint="Compute it with torch's operators, or take it as an input.",
         )
-    lines = _constant_lines(traced, where.inputs)
+    lines = _constant_lines(traced, inputs)
     if problem.startswith("raises") and not lines:
         return ExportError(
             f"the traced program{of} {problem} at {label}, though it agrees at the example's sizes: eager takes "

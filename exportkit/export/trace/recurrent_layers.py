@@ -9,9 +9,9 @@ tests/recurrent/test_canary.py fails as soon as torch.export keeps them whole by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from exportkit.export.models.source_lines import where_now
 from exportkit.export.sizes.guards import UnrolledLayer
-from exportkit.export.torch_patches.patched import all_patched
+from exportkit.export.torch_patches.patched import Function, all_patched, instead
 from exportkit.recurrent.fakes import registered
 
 Size = int | torch.SymInt
@@ -37,7 +37,7 @@ def whole_recurrent_layers(unrolled: list[UnrolledLayer]) -> Iterator[None]:
         unrolled: Gets those that are not kept.
     """
     batches, torchs = _KnownBatches(), vars(torch._VF)["vf"]
-    functions: dict[str, Callable[..., Any]] = {
+    functions: dict[str, Function] = {
         "_pack_padded_sequence": partial(batches.pack, torchs._pack_padded_sequence),
         "_pad_packed_sequence": partial(batches.unpack, torchs._pad_packed_sequence),
         **{name: partial(_layer, name, getattr(torchs, name), unrolled) for name in _LAYERS},
@@ -46,21 +46,17 @@ def whole_recurrent_layers(unrolled: list[UnrolledLayer]) -> Iterator[None]:
         vars(function)["__name__"] = name  # Dynamo, which traces torch.cond, asks every function of torch
     with all_patched(
         ("_VF.vf", lambda vf: _Instead(vf, functions)),
-        *((f"torch.{name}", partial(_second, second=function)) for name, function in functions.items()),
-        ("RNNBase.get_expected_hidden_size", batches.expecting),
+        *((f"torch.{name}", instead(function)) for name, function in functions.items()),
+        ("RNNBase.get_expected_hidden_size", batches.expected_hidden_size),
         *((f"{layer}.forward", batches.with_first_state) for layer in ("LSTM", "GRU", "RNN")),
     ):
         yield
 
 
-def _second(first: object, second: Callable[..., Any]) -> Callable[..., Any]:
-    return second
-
-
 class _Instead:
     """Some functions in the place of torch's; the others are torch's."""
 
-    def __init__(self, torchs: Any, functions: dict[str, Callable[..., Any]]) -> None:
+    def __init__(self, torchs: Any, functions: dict[str, Function]) -> None:
         self._torchs = torchs
         self.__dict__.update(functions)
 
@@ -68,7 +64,7 @@ class _Instead:
         return getattr(self._torchs, name)
 
 
-def _layer(name: str, original: Callable[..., Any], unrolled: list[UnrolledLayer], *args: Any, **kwargs: Any) -> Any:
+def _layer(name: str, original: Function, unrolled: list[UnrolledLayer], *args: Any, **kwargs: Any) -> Any:
     """Calls our operator with the arguments of torch's function: of sequences, or of packed ones."""
     if kwargs:  # nobody does, and torch's names are no promise
         return original(*args, **kwargs)
@@ -123,9 +119,7 @@ class _KnownBatches:
         """Returns the batch of packed sequences, if they were packed in the block."""
         return self._known.get(id(batch_sizes), (None, None))[1]
 
-    def pack(
-        self, original: Callable[..., Any], input: Tensor, lengths: Tensor, batch_first: bool
-    ) -> tuple[Tensor, Tensor]:
+    def pack(self, original: Function, input: Tensor, lengths: Tensor, batch_first: bool) -> Any:
         """Packs sequences, as torch's function does."""
         if _not_as_it_is(input) is not None:
             return original(input, lengths, batch_first)
@@ -134,14 +128,8 @@ class _KnownBatches:
         return data, batch_sizes
 
     def unpack(
-        self,
-        original: Callable[..., Any],
-        data: Tensor,
-        batch_sizes: Tensor,
-        batch_first: bool,
-        padding: float,
-        length: Size,
-    ) -> tuple[Tensor, Tensor]:
+        self, original: Function, data: Tensor, batch_sizes: Tensor, batch_first: bool, padding: float, length: Size
+    ) -> Any:
         """Unpacks sequences, as torch's function does."""
         batch = self.of(batch_sizes)
         if batch is None or _not_as_it_is(data) is not None:
@@ -149,28 +137,23 @@ class _KnownBatches:
         padded, lengths = registered().unpack(data, batch_sizes, padding, length, batch)
         return padded.transpose(0, 1) if batch_first else padded, lengths
 
-    def expecting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns RNNBase.get_expected_hidden_size without its `int(batch_sizes[0])`, which would fix the batch."""
+    def expected_hidden_size(
+        self, original: Function, module: RNNBase, input: Tensor, batch_sizes: Tensor | None
+    ) -> Any:
+        """Does what torch's method does, without its `int(batch_sizes[0])`, which would fix the batch."""
+        if batch_sizes is None or (batch := self.of(batch_sizes)) is None:
+            return original(module, input, batch_sizes)
+        return _states(module), batch, module.proj_size or module.hidden_size
 
-        def get_expected_hidden_size(module: RNNBase, input: Tensor, batch_sizes: Tensor | None) -> tuple[Any, ...]:
-            if batch_sizes is None or (batch := self.of(batch_sizes)) is None:
-                return original(module, input, batch_sizes)
-            return _states(module), batch, module.proj_size or module.hidden_size
-
-        return get_expected_hidden_size
-
-    def with_first_state(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a layer's forward that is given the zeros which it would make of the batch in `batch_sizes`."""
-
-        @wraps(original)
-        def forward(module: RNNBase, input: Tensor | PackedSequence, hx: Any = None) -> Any:
-            if hx is None and isinstance(input, PackedSequence) and (batch := self.of(input.batch_sizes)) is not None:
-                hx = input.data.new_zeros(_states(module), batch, module.proj_size or module.hidden_size)
-                if isinstance(module, nn.LSTM):
-                    hx = hx, input.data.new_zeros(_states(module), batch, module.hidden_size)
-            return original(module, input, hx)
-
-        return forward
+    def with_first_state(
+        self, forward: Function, module: RNNBase, input: Tensor | PackedSequence, hx: Any = None
+    ) -> Any:
+        """Gives a layer's forward the zeros which it would make of the batch in `batch_sizes`."""
+        if hx is None and isinstance(input, PackedSequence) and (batch := self.of(input.batch_sizes)) is not None:
+            hx = input.data.new_zeros(_states(module), batch, module.proj_size or module.hidden_size)
+            if isinstance(module, nn.LSTM):
+                hx = hx, input.data.new_zeros(_states(module), batch, module.hidden_size)
+        return forward(module, input, hx)
 
 
 def _states(module: RNNBase) -> int:

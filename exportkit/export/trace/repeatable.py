@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.models.call_signature import BoundCall
-from exportkit.export.models.source_lines import where_traced
-from exportkit.export.torch_patches.dispatch import watched_by
+from exportkit.export.models.source_lines import called_at
+from exportkit.export.torch_patches.dispatch import by_name, watched_by
 from exportkit.export.torch_patches.needed_nodes import needed_for
 from exportkit.export.trace.lifted import written_constants
 from exportkit.export.trace.operator_trace import (
@@ -70,7 +70,8 @@ def check_repeatable(
         OperatorNotExportableError: A custom operator writes into an argument without saying so.
     """
     inputs = {f"input {name}": tensor for name, tensor in zip(bound.names, bound.tensors)}
-    watched = {name: t for name, t in {**_state(model), **inputs}.items() if not _is_state(name, state)}
+    declared = {f"buffer {name}" for name in state}
+    watched = {name: t for name, t in {**_state(model), **inputs}.items() if name not in declared}
     before = {name: fingerprint(tensor) for name, tensor in watched.items()}
     answers, trails, kept = [first], [], []
     for _ in range(2):
@@ -140,11 +141,7 @@ def check_random(program: torch.export.ExportedProgram) -> None:
     Raises:
         ExportError: One does. The message names the operators and the lines that call them.
     """
-    drawing = {}
-    for node in _needed(program.graph_module):
-        if _draws(node):
-            where = where_traced(node)
-            drawing[f"{node.target}{' at ' + where if where else ''}"] = True
+    drawing = dict.fromkeys(called_at(node) for node in _needed(program.graph_module) if _draws(node))
     if drawing:
         raise ExportError(
             "the model draws random numbers, and a package would not draw the ones that eager draws:"
@@ -212,11 +209,6 @@ def _writes(names: Sequence[str], tensors: Mapping[str, torch.Tensor], call: Cal
     )
 
 
-def _is_state(name: str, state: Collection[str]) -> bool:
-    kind, _, name = name.partition(" ")
-    return kind == "buffer" and name in state
-
-
 def _listed(names: Sequence[str]) -> str:
     return f"output {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
 
@@ -252,7 +244,7 @@ def _draws(node: torch.fx.Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     arguments = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
-    arguments |= {a.name: value for a, value in zip(target._schema.arguments, node.args)} | node.kwargs
+    arguments |= by_name(target, node.args, node.kwargs)
     switches = [arguments[name] for name in ("train", "training", "dropout", "dropout_p") if name in arguments]
     return all(switches)
 

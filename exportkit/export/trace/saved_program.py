@@ -15,7 +15,7 @@ from exportkit.export.models.program_model import ForeignModel
 from exportkit.export.models.resolved import EagerModel, SavedProgram
 from exportkit.export.provenance import provenance
 from exportkit.export.record.cases import eager_mode, state_sha256
-from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
 from exportkit.export.record.record import RecordedCase, record_cases
 from exportkit.export.sizes.size_changes import sizes_as_texts
 from exportkit.export.trace.describe_program import describe_output, describe_program
@@ -150,14 +150,15 @@ def _trace_foreign(
     with eager_mode(tf32=options.tf32):
         answer = check_model(lambda: eager.session().call(FORWARD, bound), device)
     sizes = named_sizes(program, spec, options)
-    call = describe_program(
+    call, _ = describe_program(
         program, bound, sizes, describe_output(answer.result), spec, written=tuple(answer.written)
-    ).call
+    )
     method = TracedMethod(FORWARD, program, call)
     example = {FORWARD: sizes_of(call.inputs, [tensor.shape for tensor in bound.tensors])}
-    cases = record_cases(eager, [method.packaged], (), example, options, device, progress)
+    described = DescribedModel(eager, [method.packaged], (), device, options.tf32)
+    cases = record_cases(described, example, options, progress)
     if options.edge_cases and options.cases > 1:
-        cases += edge_cases(eager, [method], (), cases, options, device, progress).cases
+        cases += edge_cases(described, [method], cases, options, progress)
     return Traced(
         methods=(method,),
         operators=describe_operators(graph_operators(program.graph_module)),

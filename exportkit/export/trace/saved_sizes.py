@@ -55,7 +55,8 @@ def named_sizes(program: torch.export.ExportedProgram, spec: ExportSpec, options
     shapes = shapes_of(program, spec)
     args, kwargs = program.example_inputs
     bound = EagerMethods(spec).bind(FORWARD, args, kwargs)
-    known = {size.dimension: ends for size, ends in _all(shapes)}
+    parsed = [parse_expression(text) for dims in shapes.values() for text in dims.values()]
+    known = {size.dimension: ends for size, ends in parsed if ends}
     renamed, ranges = _renamed(shapes, options), parse_ranges(options.ranges)
     named: dict[str, dict[int, str]] = {}
     for tensor, dims in shapes.items():
@@ -99,11 +100,6 @@ def _renamed(
                 )
             renamed[was.dimension] = (size.dimension, ends)
     return renamed
-
-
-def _all(shapes: Mapping[str, Mapping[int, str]]) -> list[tuple[Size, tuple[int, int]]]:
-    parsed = [parse_expression(text) for dims in shapes.values() for text in dims.values()]
-    return [(size, ends) for size, ends in parsed if ends]
 
 
 def _listed(shapes: Mapping[str, Mapping[int, str]]) -> str:

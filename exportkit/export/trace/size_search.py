@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
-from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes
-from exportkit.export.sizes.size_changes import proposals, sizes_as_texts, violated_names
+from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes, expression_of
+from exportkit.export.sizes.size_changes import SizeChange, changes_between, proposals, sizes_as_texts, violated_names
 from exportkit.export.trace.describe_program import taken_tensors
 from exportkit.export.trace.judged_sizes import export_judged
 from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask, call_export
@@ -40,6 +38,12 @@ def sizes_that_trace(task: TracingTask, refused: RefusedByTorchError, tries: int
     return None
 
 
+def changes_that_trace(task: TracingTask, refused: RefusedByTorchError, tries: int) -> tuple[SizeChange, ...]:
+    """Returns the changes of sizes with which the model can be traced; none if there are none."""
+    found = sizes_that_trace(task, refused, tries)
+    return changes_between(refused.sizes, found, task.examples) if found else ()
+
+
 def _with_followers(task: TracingTask, refused: RefusedByTorchError) -> list[DynamicSizes]:
     """Returns the sizes with those of other inputs that follow a refused one, which a trace without names tells.
 
@@ -57,13 +61,8 @@ def _with_followers(task: TracingTask, refused: RefusedByTorchError) -> list[Dyn
     values = dict(zip(task.bound.names, taken_tensors(program)))
     texts = sizes_as_texts(refused.sizes)
     for tensor, dim in unnamed:
-        for leader in wrong:
-            if _same(values, (tensor, dim), leader):
-                texts.setdefault(tensor, {})[dim] = texts[leader[0]][leader[1]]
+        size = expression_of(values[tensor].shape[dim])
+        for leader, axis in wrong:
+            if not size.is_Integer and size == expression_of(values[leader].shape[axis]):
+                texts.setdefault(tensor, {})[dim] = texts[leader][axis]
     return [dynamic_sizes(texts, task.examples)] if texts != sizes_as_texts(refused.sizes) else []
-
-
-def _same(values: Mapping[str, torch.Tensor], one: tuple[str, int], other: tuple[str, int]) -> bool:
-    sizes: list[int | torch.SymInt] = [values[tensor].shape[dim] for tensor, dim in (one, other)]
-    expressions = [size.node.expr for size in sizes if isinstance(size, torch.SymInt)]
-    return len(expressions) == 2 and bool(expressions[0] == expressions[1])

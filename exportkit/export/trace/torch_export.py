@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +22,12 @@ from exportkit.export.sizes.shapes import DynamicSizes, torch_dimensions, torch_
 from exportkit.export.sizes.size_changes import Examples, untrue_names
 from exportkit.export.torch_patches.batch_rules import varying_batches
 from exportkit.export.torch_patches.control_flow import ControlFlowError, traceable_control_flow, weights_apart
-from exportkit.export.torch_patches.data_sizes import from_zero
-from exportkit.export.torch_patches.distributions import unchecked_distributions
 from exportkit.export.torch_patches.gradients import gradients_of, traced
 from exportkit.export.torch_patches.known_values import known_values
 from exportkit.export.torch_patches.operator_bodies import traced_bodies
+from exportkit.export.torch_patches.patched import patched
 from exportkit.export.torch_patches.quiet import quiet_torch
-from exportkit.export.torch_patches.tensors_of_sizes import sizes_kept
+from exportkit.export.torch_patches.tensors_of_sizes import from_zero, sizes_kept
 from exportkit.export.trace.lifted import lifted
 from exportkit.export.trace.recurrent_layers import whole_recurrent_layers
 from exportkit.spec import ExportSpec
@@ -111,14 +110,11 @@ def call_export(
     Raises:
         RefusedByTorchError: torch refused the model.
     """
-    return traced(task.spec.model, lambda: _call_export(export, task, sizes, assumed))
+    return traced(task.spec.model, lambda: _called(export, task, sizes, assumed))
 
 
-def _call_export(
-    export: Callable[..., torch.export.ExportedProgram],
-    task: TracingTask,
-    sizes: DynamicSizes,
-    assumed: Collection[sympy.Basic] | None,
+def _called(
+    export: Callable[..., Any], task: TracingTask, sizes: DynamicSizes, assumed: Collection[sympy.Basic] | None
 ) -> tuple[torch.export.ExportedProgram, GuardLog]:
     dims = torch_dimensions(sizes, (buffer.dimension for buffer in task.state))
     bound, model = task.bound, task.spec.model
@@ -156,29 +152,20 @@ def _call_export(
 @contextmanager
 def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
     """Changes what torch.export takes while the block runs."""
-    with ExitStack() as changes:
-        for change in (
-            gradients_of(model),
-            quiet_torch(),
-            _attention_of_no_machine(),
-            whole_recurrent_layers(log.unrolled),
-            from_zero(),
-            unchecked_distributions(),
-            varying_batches(),
-            traceable_control_flow(),
-            traced_bodies(),
-            known_values(model),
-            sizes_kept(model),
-        ):
-            changes.enter_context(change)
+    with (
+        gradients_of(model),
+        quiet_torch(),
+        # Keeps this machine's choice of an attention kernel out of a trace: the graph has the operator itself, and
+        # the compiler chooses. But tracing asks for a kernel, too, and CUDA's in float32 wants a mask whose length
+        # is a multiple of 8, which becomes a guard on that size. The kernel made of matrix products wants nothing.
+        sdpa_kernel(SDPBackend.MATH),
+        whole_recurrent_layers(log.unrolled),
+        from_zero(),
+        patched("Distribution._validate_args", lambda _: False),  # unless a model asks for it, as in torch.compile
+        varying_batches(),
+        traceable_control_flow(),
+        traced_bodies(),
+        known_values(model),
+        sizes_kept(model),
+    ):
         yield
-
-
-def _attention_of_no_machine() -> AbstractContextManager[None]:
-    """Keeps this machine's choice of an attention kernel out of a trace.
-
-    The graph holds scaled_dot_product_attention itself, and the compiler chooses the kernel. But tracing asks for a
-    kernel too, and CUDA's in float32 wants a mask whose length is a multiple of 8, which becomes a guard on that size.
-    The kernel made of matrix products wants nothing.
-    """
-    return sdpa_kernel(SDPBackend.MATH)

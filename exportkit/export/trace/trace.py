@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from exportkit.errors import UsageError
+from exportkit.errors import ExportError, UsageError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.call_signature import BoundCall, bind_call
 from exportkit.export.models.method_specs import method_specs
@@ -18,10 +18,12 @@ from exportkit.export.models.option_parsing import parse_places, parse_ranges, s
 from exportkit.export.models.placement import parse_floating, prepared
 from exportkit.export.models.resolved import EagerModel
 from exportkit.export.provenance import provenance
-from exportkit.export.record.cases import state_sha256
-from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.cases import MAX_CASE_BYTES, state_sha256
+from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
+from exportkit.export.record.eager_run import run_eagerly
 from exportkit.export.record.host_copies import HostCopies
-from exportkit.export.record.record import record_cases
+from exportkit.export.record.record import MAX_CASES_BYTES, RecordedCase, record_cases, record_run
+from exportkit.export.record.sequences import draw_calls
 from exportkit.export.sizes.shapes import Shapes, dynamic_sizes, merge_shapes, with_ranges
 from exportkit.export.sizes.torch_sizes import with_plain_shapes
 from exportkit.export.torch_patches.opaque import opaque_operators
@@ -32,11 +34,11 @@ from exportkit.export.trace.missed_kernels import float_products
 from exportkit.export.trace.preflight import check_composites, describe_operators, graph_operators
 from exportkit.export.trace.program_check import check_programs
 from exportkit.export.trace.torch_export import TracingTask
-from exportkit.export.trace.trace_method import ReadyModel, trace_method
+from exportkit.export.trace.trace_method import ReadyModel, TracedTask, trace_method
 from exportkit.export.trace.traced import Traced
-from exportkit.export.trace.tried_cases import tried_cases
 from exportkit.package.manifest import Source
 from exportkit.progress import Progress
+from exportkit.sizes import input_bytes, label_of
 from exportkit.spec import ExportSpec
 
 _LINES = 5  # how many products of quantized weights are shown
@@ -63,15 +65,15 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         traced = [trace_method(ready, name, options, device, progress, values=not free) for name in ready.tasks]
         methods = tuple(each.method for each in traced)
         state, initial = describe_state(eager.buffers, methods, cast=floating, values=not free)
-        packaged = [method.packaged for method in methods]
+        described = DescribedModel(eager, [method.packaged for method in methods], state, device, options.tf32)
         examples = {name: sizes.example for name, (_, sizes) in ready.tasks.items()}
-        cases = record_cases(eager, packaged, state, examples, options, device, progress)
-        tried = tried_cases(eager, traced, state, options, device, progress)
+        cases = record_cases(described, examples, options, progress)
+        tried = _tried_cases(described, traced, options.seed, progress)
         if options.edge_cases and options.cases > 1 and not free:
-            cases += edge_cases(eager, methods, state, cases, options, device, progress).cases
+            cases += edge_cases(described, methods, cases, options, progress)
         progress("comparing the program with the cases")
         cases += tried
-        check_programs(eager, traced, state, cases, values=not free, tf32=options.tf32)
+        check_programs(described, traced, cases, values=not free)
         copies = HostCopies()
         source = Source(
             model=model.name,
@@ -180,3 +182,27 @@ def _class_name(model: torch.nn.Module) -> str:
     """Returns the default name of a package: the class's, in the letters that a name may have."""
     ascii_name = unicodedata.normalize("NFKD", type(model).__name__).encode("ascii", "ignore").decode()
     return ascii_name.strip("_")[:128] or "model"
+
+
+_CASES = 4  # so many for each method
+
+
+def _tried_cases(
+    model: DescribedModel, traced: Sequence[TracedTask], seed: int, progress: Progress
+) -> tuple[RecordedCase, ...]:
+    """Records cases of the sizes at which programs were tried, as far as they are small: they are tried for ever."""
+    examples = {name: size for each in traced for name, size in each.sizes.example.items()}
+    cases: list[RecordedCase] = []
+    for each in traced:
+        method = each.method.packaged
+        fitting = [sizes for sizes in each.tried if input_bytes(method.call, sizes) <= MAX_CASE_BYTES]
+        for number, sizes in enumerate(fitting[:_CASES]):
+            progress(f"recording a case at {label_of(sizes)}")
+            drawn = draw_calls(model, method, {**examples, **sizes} if method.state else sizes, seed + number)
+            try:
+                case = record_run(run_eagerly(model, drawn))
+            except ExportError:
+                continue  # a session of these sizes that eager refuses
+            if len(case.tensors) <= MAX_CASES_BYTES // 8:
+                cases.append(case)
+    return tuple(cases)

@@ -20,7 +20,7 @@ from exportkit.export.trace.describe_program import describe_output, describe_pr
 from exportkit.export.trace.describe_state import check_shapes
 from exportkit.export.trace.explain import explain_refusal
 from exportkit.export.trace.judged_sizes import Sizes, export_judged
-from exportkit.export.trace.lifted import used_state, without_unused, written_tensors
+from exportkit.export.trace.lifted import without_unused, written_tensors
 from exportkit.export.trace.operator_arguments import check_calls
 from exportkit.export.trace.preflight import check_model, check_operators, graph_operators
 from exportkit.export.trace.repeatable import (
@@ -121,12 +121,11 @@ def trace_method(
         check_random(program)
     check_operators(graph_operators(program.graph_module), device)
     check_calls(program.graph_module, device)
-    described = describe_program(
+    call, shapes = describe_program(
         program, bound, sizes, output, spec, written=tuple(answer.written), cast=parse_floating(options.dtype)
     )
-    call = _with_tried(described.call, tried)
-    check_shapes(name, dict(zip((use.index for use in state), described.state)), eager.buffers)
-    return TracedTask(task, sizes, TracedMethod(name, program, call, state), tried)
+    check_shapes(name, dict(zip((use.index for use in state), shapes)), eager.buffers)
+    return TracedTask(task, sizes, TracedMethod(name, program, _with_tried(call, tried), state), tried)
 
 
 def _with_tried(call: Call, tried: Sequence[Sizes]) -> Call:
@@ -155,9 +154,9 @@ def trace_with_torch_export(
     except RefusedByTorchError as refused:
         raise explain_refusal(refused, task) from refused.error
     positions = check_writes(program, task.bound, task.spec)
-    used = used_state(program, len(task.state))
+    program, used = without_unused(program, len(task.state))
     state = tuple(StateUse(index=position, written=position in positions) for position in used)
-    return without_unused(program, len(task.state), used), state, tried
+    return program, state, tried
 
 
 def check_writes(

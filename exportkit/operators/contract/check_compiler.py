@@ -13,8 +13,8 @@ from torch._inductor import config as inductor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from exportkit.export.compile.inductor_changes import opaque_operators_stay_whole, operators_as_called
-from exportkit.export.torch_patches.data_sizes import from_zero
 from exportkit.export.torch_patches.opaque import opaque_operators
+from exportkit.export.torch_patches.tensors_of_sizes import from_zero
 from exportkit.operators.contract.check_gradients import LEAVES
 from exportkit.operators.contract.check_out_overloads import tagged_overload
 from exportkit.operators.contract.check_values import tolerance

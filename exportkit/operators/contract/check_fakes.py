@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from exportkit.export.models.fake_kernels import fake_to_write
+from exportkit.export.models.missing_operators import fake_to_write
 from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.fake_kernel import depends_on_values, fake_answer
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line

@@ -11,8 +11,8 @@ from torch._ops import OpOverload
 from exportkit.errors import UsageError
 from exportkit.export.models.placement import prepared
 from exportkit.export.models.source_lines import users_code, where_now
+from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
-from exportkit.export.torch_patches.gradients import call_model
 from exportkit.export.torch_patches.opaque import composite_calls, run_composite
 from exportkit.export.trace.preflight import is_custom, qualified_name
 from exportkit.operators.contract.sample import Sample
@@ -58,7 +58,9 @@ def calls_of_model(spec: ExportSpec, device: torch.device) -> dict[str, list[Sam
     recorder = _Recorder()
     seen = composite_calls(device, recorder.composite)
     with prepared(spec, device, None) as placed, seen, watched_by(recorder), doing:
-        call_model(placed.model, placed.example_inputs, dict(placed.example_kwargs))
+        eager = EagerMethods(placed)
+        for name, each in eager.specs.items():
+            eager.session().call(name, eager.bind(name, each.example_inputs, each.example_kwargs))
     return recorder.calls
 
 
