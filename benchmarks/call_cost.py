@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc import ops
-from exportkit.bench.machine import describe
+from exportkit.bench.runs import describe
 
 Call = Callable[[], object]
 

@@ -19,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import exportkit
-from exportkit.bench.package_sizes import parse_sizes
+from exportkit.bench.steps import parse_sizes
 from exportkit.runtime.graphs import empty_inputs
 from exportkit.serve.engine.model_replica import arguments_of
 

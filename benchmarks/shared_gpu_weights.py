@@ -40,7 +40,7 @@ import exportkit
 from exportkit.export.artifact import export_aoti
 from exportkit.export.export_options import TraceOptions
 from exportkit.runtime import runner
-from exportkit.runtime.fork import make_forks_safe
+from exportkit.runtime.loader import make_forks_safe
 from exportkit.runtime.native import use_native
 from exportkit.runtime.weights import copied_together
 

@@ -29,7 +29,7 @@ import torch
 
 import exportkit
 from benchmarks.models import small
-from exportkit.bench.machine import describe
+from exportkit.bench.runs import describe
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples" / "speech"))

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from exportkit.arr_coc.model import ARRCOC, build, draw_image
 from exportkit.arr_coc.model.sharding import shard
-from exportkit.bench.references import WithReferences
+from exportkit.bench.timed_models import WithReferences
 
 Prepare = Callable[[ARRCOC], Callable[..., Tensor]]
 

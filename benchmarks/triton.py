@@ -34,7 +34,7 @@ from benchmarks.children import ROOT, SEARCH_PATH
 from benchmarks.serve.load_client import Connection, closed_loop, closed_loop_of_processes
 from benchmarks.serve.running import Server, free_port, running
 from benchmarks.serve.workload import Workload, http_post, workload
-from exportkit.bench.machine import describe
+from exportkit.bench.runs import describe
 from exportkit.deployment.triton import triton_command, write_triton_models
 
 CONNECTIONS = 8

@@ -12,7 +12,7 @@ A package declares them as entry points (https://packaging.python.org/specificat
   texts: a callable must not execute or unpickle what they name.
 - `exportkit.commands`: a command of `exportkit` -> `module:command`, made with `exportkit.cli.app.command`.
 - `exportkit.bench`: a name -> a module that times operators (exportkit/bench/operator_options.py says what it has).
-- `exportkit.pages`: a name -> a module with a part of the server's page (exportkit/serve/page/page_parts.py).
+- `exportkit.pages`: a name -> a module with a part of the server's page (exportkit/serve/page/page_routes.py).
 
 What is imported here was installed by the user. A package file can only say which operators and which model it wants.
 """

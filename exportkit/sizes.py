@@ -10,7 +10,7 @@ from typing import Any, overload
 
 from exportkit.errors import UsageError
 from exportkit.package.dtypes import ITEM_BYTES
-from exportkit.package.manifest import Call, Case, Dimension, Size, StateTensor, TensorInput, TensorOutput
+from exportkit.package.manifest import Call, Case, Dimension, Manifest, Size, StateTensor, TensorInput, TensorOutput
 from exportkit.progress import bytes_text
 from exportkit.spec import FORWARD
 
@@ -148,6 +148,29 @@ def _calls_label(case: Case) -> str:
     if len(texts) > 4:
         texts = [*texts[:3], f"... {len(case.calls)} calls"]
     return f"{', '.join(texts)}; {label_of(case_sizes(case))}"
+
+
+def has_state(manifest: Manifest, case: Case) -> bool:
+    """Returns whether a case needs a session."""
+    return any(manifest.method(call.method).state for call in case.calls)
+
+
+def state_sizes(manifest: Manifest, case: Case) -> dict[str, int]:
+    """Returns the sizes of the state in a case, by dimension."""
+    dimensions = state_dimensions(manifest)
+    return {name: size for name, size in case_sizes(case).items() if name in dimensions}
+
+
+def state_dimensions(manifest: Manifest) -> dict[str, tuple[int, int]]:
+    """Returns the least and greatest number of each dimension of the state."""
+    names = {size.dimension for each in manifest.state for size in each.shape if isinstance(size, Size)}
+    found = {each.name: (each.min, each.max) for method in manifest.methods for each in method.call.dimensions}
+    return {name: limits for name, limits in found.items() if name in names}
+
+
+def state_bytes(manifest: Manifest, sizes: Mapping[str, int]) -> int:
+    """Returns the bytes of a session's state."""
+    return sum(math.prod(shape_at(each, sizes)) * ITEM_BYTES[each.dtype] for each in manifest.state)
 
 
 def checked_sizes(whose: str, ranges: Mapping[str, tuple[int, int]], given: Mapping[str, Any]) -> dict[str, int]:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from exportkit.arr_coc.model.photographs import load_photograph
+from exportkit.arr_coc.demo import load_photograph
 from tools.generated import DOCS
 
 if TYPE_CHECKING:

@@ -131,7 +131,7 @@ def llama_8b(small: bool = False) -> ExportSpec:
 
 @sized("OLMoE 1B-7B", "mixture of 64 experts", 6.9)
 def olmoe(small: bool = False) -> ExportSpec:
-    from exportkit.transformers.experts import run_all_experts
+    from exportkit.transformers.language_model import run_all_experts
 
     sizes = {"vocab_size": 50_304, "hidden_size": 2048, "intermediate_size": 1024, "num_hidden_layers": 16}
     heads = {"num_attention_heads": 16, "num_key_value_heads": 16}

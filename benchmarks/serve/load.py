@@ -34,7 +34,7 @@ from benchmarks.serve.load_client import Connection, Load, closed_loop, closed_l
 from benchmarks.serve.load_tables import Figures, Round, print_many, print_one
 from benchmarks.serve.running import Server, free_port, running, serve_command
 from benchmarks.serve.workload import Workload, http_post, workload
-from exportkit.bench.results import in_lines
+from tools.generated import in_lines
 
 MEASUREMENTS = ("one", "saturation", "half-load")
 PEERS = {"litserve": "litserve_app", "kserve": "kserve_app", "ray": "ray_plain"}

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from exportkit.serve.protocol.answer_body import encode_answer
+from exportkit.serve.http.infer_endpoint import encode_answer
 from exportkit.serve.protocol.http_request import BodyRules, body_buffer, parse_body
 from exportkit.serve.protocol.inference import InferAnswer, InferTiming, OutputTensor
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from exportkit.bench.results import in_lines
+from tools.generated import in_lines
 
 BODY = 3 * 1024 * 1024
 ANSWER = b"x" * 16

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from exportkit.bench.package_sizes import parse_sizes
+from exportkit.bench.steps import parse_sizes
 from exportkit.package.archive import PackageReader
 from exportkit.serve.protocol.datatypes import datatype_of
 from exportkit.sizes import shape_at

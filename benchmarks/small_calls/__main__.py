@@ -32,7 +32,7 @@ import tritonclient.http
 import exportkit
 from benchmarks.serve.running import ROOT, free_port, running
 from benchmarks.small_calls.model import spec
-from exportkit.bench.machine import describe
+from exportkit.bench.runs import describe
 
 ROUNDS, CALLS, REQUESTS = 40, 1000, 200
 Times = dict[str, list[float]]

@@ -1,4 +1,7 @@
-"""Runs every step on a photograph: export, package, verify, load in a fresh process, run and draw."""
+"""Runs every step on a photograph: export, package, verify, load in a fresh process, run and draw.
+
+The photographs are those of scikit-image's wheel, each with a region for a query, so that the demo works offline.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exportkit.errors import ExportError, WrongResultError
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from exportkit.arr_coc.model.region import Region
+from exportkit.errors import ExportError, HostError, UsageError, WrongResultError
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.case_files import named_tensors
 from exportkit.package.manifest import Manifest
 from exportkit.packaging import PackOptions, build_package
 from exportkit.progress import Progress, silent
-from exportkit.verify.commands import ArtifactLoaded, ModelCalled
+from exportkit.verify.commands import ArtifactLoaded, CallModel, ModelCalled
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.report import Report
@@ -22,6 +31,7 @@ from exportkit.verify.verify import verify
 
 if TYPE_CHECKING:
     import torch
+
 
 # Small ranges, so that comparing their ends takes seconds on a laptop. 512 x 512 pixels are gh = gw = 32.
 DYNAMIC = ("image:0=batch[1:4]", "image:2=16*gh[4:60]", "image:3=16*gw[4:60]", "query:0=batch[1:4]")
@@ -53,7 +63,7 @@ def run_demo(folder: Path, *, photograph: str = "astronaut", progress: Progress 
 
     Args:
         folder: The folder for the artifact, the package and the picture. It is made if it does not exist.
-        photograph: A key of exportkit.arr_coc.model.photographs.PHOTOGRAPHS.
+        photograph: A key of exportkit.arr_coc.demo.PHOTOGRAPHS.
         progress: Called with each step before it starts.
 
     Raises:
@@ -63,9 +73,9 @@ def run_demo(folder: Path, *, photograph: str = "astronaut", progress: Progress 
     progress("importing torch and the model")
     import torch
 
+    from exportkit.arr_coc.demo import REGION_MODEL, load_photograph
     from exportkit.arr_coc.model import region_query
     from exportkit.arr_coc.model.overlay import draw_overlay, save_overlay
-    from exportkit.arr_coc.model.photographs import REGION_MODEL, load_photograph
     from exportkit.export.artifact import export_aoti
     from exportkit.export.export_options import TraceOptions
     from exportkit.export.models.resolve import resolve
@@ -142,7 +152,7 @@ def _run_elsewhere(
                 raise ExportError(loaded.message)
             calls = []
             for _ in range(CALLS):
-                called = replay.call(given, returned, doing="running the model")
+                called = replay.call(CallModel(str(given), str(returned)), doing="running the model")
                 if not isinstance(called, ModelCalled):
                     raise ExportError(called.message)
                 calls.append(called.seconds)
@@ -159,3 +169,72 @@ def _require(report: Report | None) -> None:
 
 def _size(path: Path) -> str:
     return f"{path.stat().st_size / 1e6:.2f} MB"
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """A picture and a query about it.
+
+    Attributes:
+        pixels: float32 [1, 3, H, W] in [0, 1], H and W multiples of the patch size.
+        region: The region to find similar patches for.
+        subject: The region in words.
+    """
+
+    pixels: Tensor
+    region: Region
+    subject: str
+
+
+@dataclass(frozen=True)
+class _Entry:
+    region: Region  # in the enlarged picture
+    subject: str
+    enlarge: int = 1
+
+
+_ENTRIES = {
+    "astronaut": _Entry(Region(70, 180, 110, 80), "the astronaut's face"),
+    "chelsea": _Entry(Region(205, 285, 85, 110), "one of the cat's eyes", enlarge=2),
+    "coffee": _Entry(Region(150, 210, 60, 170), "the coffee in the cup"),
+}
+PHOTOGRAPHS = tuple(_ENTRIES)
+
+# For queries made from a region: the fit to the query has the largest weight, and budgets favour the best patches.
+REGION_MODEL: dict[str, Any] = {
+    "encoder": "filters",
+    "entropy_weight": 0.2,
+    "salience_weight": 0.3,
+    "alignment_weight": 0.5,
+    "gamma": 3.0,
+}
+"""Arguments of `build` and `export_spec` for a query made from a region of a photograph."""
+
+
+def load_photograph(name: str = "astronaut", *, patch_size: int = 16) -> Photograph:
+    """Returns one of PHOTOGRAPHS, cropped to whole patches.
+
+    Raises:
+        UsageError: There is no photograph of this name.
+        HostError: scikit-image is not installed.
+    """
+    if name not in _ENTRIES:
+        raise UsageError(f"photograph must be one of {', '.join(PHOTOGRAPHS)}, got {name!r}")
+    try:
+        from skimage import data
+    except ImportError as error:
+        raise HostError(
+            "the photographs come with scikit-image, which is not installed",
+            hint="Run `pip install 'exportkit[demo]'`.",
+        ) from error
+    entry = _ENTRIES[name]
+    return Photograph(crop_to_patches(getattr(data, name)(), patch_size, entry.enlarge), entry.region, entry.subject)
+
+
+def crop_to_patches(picture: np.ndarray, patch_size: int, enlarge: int = 1) -> Tensor:
+    """Converts uint8 [H, W, 3] to float32 [1, 3, H', W'] in [0, 1], enlarged, then cut at the right and the bottom."""
+    pixels = torch.tensor(picture[..., :3]).permute(2, 0, 1).unsqueeze(0).float() / 255
+    if enlarge > 1:
+        pixels = functional.interpolate(pixels, scale_factor=enlarge, mode="bicubic", align_corners=False).clamp(0, 1)
+    height, width = (size // patch_size * patch_size for size in pixels.shape[2:])
+    return pixels[:, :, :height, :width].contiguous()

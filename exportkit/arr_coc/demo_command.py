@@ -16,7 +16,6 @@ from exportkit.cli.output import print_json, print_table, progress
     "--photograph",
     type=click.Choice(["astronaut", "chelsea", "coffee"]),
     default="astronaut",
-    show_default=True,
     help="A photograph from scikit-image.",
 )
 @click.option(
@@ -25,7 +24,6 @@ from exportkit.cli.output import print_json, print_table, progress
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("artifacts"),
-    show_default=True,
     help="The folder for the artifact, the package and the picture.",
 )
 def command(photograph: str, folder: Path, as_json: bool) -> None:

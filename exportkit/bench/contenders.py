@@ -5,26 +5,120 @@ Before each timed call, the inputs and the state get their first values back. Th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from exportkit.bench.onnx_runtime import ONNX_RUNTIME, OnnxSteps
 from exportkit.bench.steps import Steps
 from exportkit.bench.timed_models import EagerWay, TimedPackage
 from exportkit.bench.timing import Within
+from exportkit.errors import UsageError
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.state_buffers import holding, place_of
-from exportkit.package.case_files import named_results, named_tensors, result_keys, state_keys
+from exportkit.onnx.files import described, model_paths, named_model, open_onnx
+from exportkit.onnx.interface import Interface
+from exportkit.onnx.onnx_session import Bits, OnnxSession, bits_type
+from exportkit.package.case_files import named_results, state_keys
+from exportkit.package.core import Demand
 from exportkit.package.manifest import Manifest
-from exportkit.package.structure import builder, flatten
-from exportkit.verify.replayer import has_state, state_sizes
+from exportkit.package.structure import arguments, builder
+from exportkit.runtime.loaded_cases import answers_of
+from exportkit.sizes import has_state, state_sizes
+
+ONNX_RUNTIME = "onnxruntime"
+
+
+class OnnxSteps:
+    """The ONNX models of a package's methods in one session: what comes out as state goes into the next call.
+
+    Attributes:
+        methods: By method, what to call with the arguments of its torch method. Its results are those of that.
+        state: The tensors that the next call begins with, by name.
+        what: A description.
+        load_ms: How long loading took.
+    """
+
+    def __init__(self, path: Path, device: torch.device, demand: Demand, methods: Collection[str]) -> None:
+        """Loads the models of some methods, with as many threads as torch has.
+
+        Args:
+            path: The `.onnx`, with its sidecar beside it.
+            device: The benchmark's device.
+            demand: The caller's required signatures.
+            methods: The methods' names.
+
+        Raises:
+            UsageError: It is not an ONNX model, the device is not the CPU, or a method does not exist.
+            PackageError: A file of the model is missing or was changed, or lacks a required signature.
+            ModelLoadError: ONNX Runtime refuses a model.
+            HostError: ONNX Runtime is not installed.
+        """
+        model, start = _onnx_model(path, device), time.perf_counter()
+        with open_onnx(model, demand=demand) as sidecar:
+            self.manifest = sidecar.manifest
+            paths = model_paths(sidecar)
+            self._sessions = {}
+            for name in methods:
+                interface = Interface.of(self.manifest.method(name), self.manifest.state)
+                file, onnx = paths.get(name, model), described(sidecar, name)
+                self._sessions[name] = OnnxSession(file, onnx, interface, threads=torch.get_num_threads())
+                self.what = f"ONNX Runtime {self._sessions[name].version}, opset {onnx.opset}"
+        self.load_ms = (time.perf_counter() - start) * 1e3
+        self.methods = {name: partial(self._call, name, _Method(self.manifest, name)) for name in methods}
+        self.state: dict[str, Tensor] = {}
+        self._written: list[tuple[Tensor, Tensor]] = []
+
+    def settle(self) -> None:
+        """Puts what the last call wrote into its inputs there, which a call does not do itself."""
+        for given, new in self._written:
+            given.copy_(new)
+
+    def _call(self, name: str, method: _Method, *args: Any, **kwargs: Any) -> Any:
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        past = [self.state[each] for each in method.taken]
+        outputs = [_tensor(output) for output in self._sessions[name].run([_bits(t) for t in (*inputs, *past)])]
+        results, written = len(method.call.outputs), len(method.written)
+        self.state.update(zip(method.changed, outputs[results + written :]))
+        self._written = list(zip([inputs[place] for place in method.written], outputs[results:]))
+        return method.build(outputs)
+
+
+class _Method:
+    """What a call of a method takes and gives beside its arguments and its result."""
+
+    def __init__(self, manifest: Manifest, name: str) -> None:
+        described = manifest.method(name)
+        self.call = described.call
+        self.taken = [manifest.state[use.index].name for use in described.state]
+        self.changed = [manifest.state[use.index].name for use in described.state if use.written]
+        self.written = [place for place, each in enumerate(self.call.inputs) if each.written is not None]
+        self.build: Callable[[Sequence[Tensor]], Any] = builder(self.call.result)
+
+
+def _onnx_model(path: Path, device: torch.device) -> Path:
+    if device.type != "cpu":
+        raise UsageError("--onnx times ONNX Runtime's CPUExecutionProvider", hint="Give --device cpu.")
+    if (model := named_model(path)) is None:
+        raise UsageError(f"{path} is not an ONNX model", hint="`exportkit export --format onnx` writes one.")
+    return model
+
+
+def _bits(tensor: Tensor) -> Bits:
+    """Returns a tensor's memory."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Bits(dtype, tensor.detach().contiguous().view(getattr(torch, bits_type(dtype))).numpy())
+
+
+def _tensor(output: Bits) -> Tensor:
+    return torch.from_numpy(output.array).view(getattr(torch, output.dtype))
 
 
 @dataclass
@@ -116,18 +210,15 @@ class Calls:
     def __init__(self, contender: Contender, steps: Steps, manifest: Manifest, device: torch.device) -> None:
         self._contender, self._manifest, self._steps = contender, manifest, steps
         self._calls: list[Callable[[], Any]] = []
-        self._restored: list[
-            tuple[Tensor, Tensor]
-        ] = []  # each tensor that calls write, with a copy of its first values
+        # Each tensor that calls write, with a copy of its first values.
+        self._restored: list[tuple[Tensor, Tensor]] = []
         self._inputs: list[list[Tensor]] = []
         for number, recorded in enumerate(steps.case.calls[: steps.count]):
             call = manifest.method(recorded.method).call
             inputs = [steps.tensors[f"{number}.input.{i}"].to(device, copy=True) for i in range(len(call.inputs))]
             self._inputs.append(inputs)
             self._restored += [(t, t.clone()) for t, each in zip(inputs, call.inputs) if each.written is not None]
-            values = {each: builder(each.value)(inputs) for each in call.parameters}
-            args = [value for each, value in values.items() if each.kind == "positional"]
-            kwargs = {each.name: value for each, value in values.items() if each.kind == "keyword"}
+            args, kwargs = arguments(call, inputs)
             self._calls.append(partial(contender.methods[recorded.method], *args, **kwargs))
         self._start = {name: tensor.clone() for name, tensor in contender.state.items()}
 
@@ -156,12 +247,10 @@ class Calls:
             if number == self._steps.timed:
                 before = {name: tensor.clone() for name, tensor in self._contender.now().items()}
             call = manifest.method(recorded.method).call
-            structure, outputs = flatten(self._calls[number](), lambda part: isinstance(part, Tensor))
+            result = self._calls[number]()
             self._contender.settle()
-            structures[number] = msgspec.json.encode(structure).decode()
-            written = zip(call.inputs, self._inputs[number])
-            results = {f"written.{each.name}": t for each, t in written if each.written is not None}
-            found |= named_tensors(f"{number}.output", outputs) | named_results(result_keys(number, call), results)
+            answers, structures[number] = answers_of(number, call, result, self._inputs[number])
+            found |= answers
         found |= named_results(state_keys(manifest.state), self._contender.now())
         self._start = before
         return found, structures

@@ -11,8 +11,7 @@ import msgspec
 import torch
 
 from exportkit.bench import contenders
-from exportkit.bench.contenders import Calls, Contender
-from exportkit.bench.onnx_runtime import OnnxSteps
+from exportkit.bench.contenders import Calls, Contender, OnnxSteps
 from exportkit.bench.results import Measurement, Row
 from exportkit.bench.steps import Steps, StepsOf
 from exportkit.bench.timed_models import (

@@ -11,10 +11,15 @@ import torch
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from exportkit.bench.package_sizes import parse_sizes
-from exportkit.bench.references import NoOperators, OperatorCalledError, WithReferences
 from exportkit.bench.results import Measurement, Row
-from exportkit.bench.timed_models import PackageOptions, described_of, dtype_of
+from exportkit.bench.timed_models import (
+    NoOperators,
+    OperatorCalledError,
+    PackageOptions,
+    WithReferences,
+    described_of,
+    dtype_of,
+)
 from exportkit.errors import DigestMismatchError, ExportError, UsageError
 from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
 from exportkit.export.record.eager_run import run_eagerly
@@ -22,7 +27,7 @@ from exportkit.export.record.record import record_run
 from exportkit.export.record.sequences import DrawnCall, draw_call, draw_session, session_call
 from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import edge_case_in, moves_of
-from exportkit.package.manifest import Accuracy, Case, Manifest, PackagedMethod
+from exportkit.package.manifest import Accuracy, Call, Case, Manifest, PackagedMethod
 from exportkit.runtime.model import Model
 from exportkit.sizes import case_label, case_sizes, label_of
 
@@ -183,3 +188,25 @@ class StepsOf:
         named = [{f"0.input.{place}": tensor for place, tensor in enumerate(each)} for each in others]
         tensors, moves = load_safetensors(made.tensors), moves_of(made.tensors)
         return Steps(case, tensors, moves, timed, fresh=True, replaced=replaced, others=named)
+
+
+def parse_sizes(text: str, call: Call) -> dict[str, int]:
+    """Parses `batch=8,gh=28` to a number for each dimension of a call.
+
+    Raises:
+        UsageError: A dimension is missing, unknown or out of its range.
+    """
+    ranges = {dimension.name: dimension for dimension in call.dimensions}
+    hint = "Give " + ",".join(f"{d.name}=N" for d in call.dimensions) + ", where "
+    hint += ", ".join(f"{d.name} is {d.min} to {d.max}" for d in call.dimensions) + "."
+    sizes = {}
+    for part in filter(None, text.split(",")):
+        name, equals, number = (piece.strip() for piece in part.partition("="))
+        if not equals or not number.isdecimal() or name not in ranges:
+            raise UsageError(f"--size {text}: {part!r} is not DIMENSION=NUMBER", hint=hint)
+        if not ranges[name].min <= int(number) <= ranges[name].max:
+            raise UsageError(f"--size {text}: {name} is out of its range", hint=hint)
+        sizes[name] = int(number)
+    if missing := [name for name in ranges if name not in sizes]:
+        raise UsageError(f"--size {text}: {', '.join(missing)} is missing", hint=hint)
+    return sizes

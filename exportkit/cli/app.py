@@ -42,7 +42,7 @@ GROUPS = {
 }
 COMMANDS = tuple(itertools.chain(*GROUPS.values()))
 
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
 
 class LazyGroup(click.Group):

@@ -17,7 +17,9 @@ from exportkit.cli.shared_options import (
     OUTPUT_FILE,
     device_option,
     eager_options,
+    flag,
     public_key_options,
+    repeatable,
     seed_option,
 )
 from exportkit.package.atomic import check_writable, write_whole
@@ -43,36 +45,25 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
     "--direction",
     type=click.Choice(["forward", "backward", "both"]),
     default="both",
-    show_default=True,
     help="For operators: time the call, its gradient, or both.",
 )
 @click.option("--dtype", type=click.Choice(_DTYPES), help="For operators: the dtype. Default: each operator's own.")
-@click.option(
+@repeatable(
     "--size",
-    "sizes",
-    multiple=True,
-    metavar="SIZE",
-    help="For a package: a size such as batch=8,gh=28,gw=28. Default: the sizes of its recorded calls. For operators: "
-    "time only sizes that contain this text. Repeatable.",
+    "SIZE",
+    "For a package: a size such as batch=8,gh=28,gw=28. Default: the sizes of its recorded calls. For operators: "
+    "time only sizes that contain this text.",
+    to="sizes",
 )
 @click.option("--method", metavar="NAME", help="For packages: the method to time. Default: `forward`, or the only one.")
-@click.option(
-    "--sequence",
-    is_flag=True,
-    help="For packages with state: time whole sequences of calls, as they were recorded, each in a session.",
-)
+@flag("--sequence", "For packages with state: time whole sequences of calls, as they were recorded, each in a session.")
 @device_option("Where to run; auto: CUDA if there is a device, else the CPU.", default="auto")
-@click.option(
-    "--cuda-graphs",
-    is_flag=True,
-    help="For packages on CUDA: time CUDA graphs too, and torch.compile's reduce-overhead.",
-)
+@flag("--cuda-graphs", "For packages on CUDA: time CUDA graphs too, and torch.compile's reduce-overhead.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads torch uses on the CPU. Default: torch's choice.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True, max=600),
     default=1.0,
-    show_default=True,
     help="Seconds to spend on each alternative at each size.",
 )
 @seed_option("Seed of the inputs.")

@@ -12,12 +12,12 @@ import click
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
-from exportkit.cli.shared_options import EXISTING_FILE, device_option
+from exportkit.cli.shared_options import EXISTING_FILE, device_option, flag
 from exportkit.progress import bytes_text
 
 if TYPE_CHECKING:
     from exportkit.inspect.answers import AnswerComparison
-    from exportkit.inspect.difference import Comparison, Difference
+    from exportkit.inspect.comparing import Comparison, Difference
 
 _LONGEST = 60  # characters of a value; --json has all of them
 _EFFECTS = {"answer": "changes answers", "load": "changes what loads it", None: ""}
@@ -26,7 +26,7 @@ _EFFECTS = {"answer": "changes answers", "load": "changes what loads it", None: 
 @exportkit_command("diff", short_help="Compare two packages.")
 @click.argument("a", type=EXISTING_FILE, metavar="A")
 @click.argument("b", type=EXISTING_FILE, metavar="B")
-@click.option("--run", is_flag=True, help="Run both on the recorded cases of A and of B, and compare the answers.")
+@flag("--run", "Run both on the recorded cases of A and of B, and compare the answers.")
 @device_option("With --run: run the best target of this device.", default="auto")
 def command(a: Path, b: Path, run: bool, device: str, as_json: bool) -> None:
     """Compare two artifacts or packages, or ONNX models, part by part.

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, progress
-from exportkit.cli.shared_options import byte_size, duration
+from exportkit.cli.shared_options import byte_size, duration, flag, repeatable
 from exportkit.progress import bytes_text
 
 if TYPE_CHECKING:
@@ -34,15 +34,14 @@ def _limits(context: click.Context, parameter: click.Parameter, values: Sequence
 
 
 @exportkit_command("doctor", short_help="Show what this machine can do; look after its cache.")
-@click.option("--cache", is_flag=True, help="List what the cache of loaded packages holds instead.")
-@click.option(
+@flag("--cache", "List what the cache of loaded packages holds instead.")
+@repeatable(
     "--prune-cache",
-    "limits",
-    multiple=True,
+    "2GB|30d|all|leftovers",
+    "Remove from the cache what was used least recently, until so much is left; what was unused for so long; all; "
+    "or only what killed processes left.",
+    to="limits",
     callback=_limits,
-    metavar="2GB|30d|all|leftovers",
-    help="Remove from the cache what was used least recently, until so much is left; what was unused for so long; "
-    "all; or only what killed processes left. Repeatable.",
 )
 def command(cache: bool, limits: dict[str, Any] | None, as_json: bool) -> None:
     """Show whether this machine can export, compile and load, and what is missing.

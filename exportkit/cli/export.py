@@ -12,10 +12,12 @@ from exportkit.cli.export_request import ExportRequest
 from exportkit.cli.shared_options import (
     assignments,
     device_option,
+    flag,
     json_object,
     op_library_option,
     output_option,
     public_key_options,
+    repeatable,
     seed_option,
     trusted_option,
     weights_option,
@@ -57,53 +59,35 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     "output_format",
     type=click.Choice(["aoti", "program", "onnx"]),
     default="aoti",
-    show_default=True,
     help="aoti: compiled for the device of this machine. program: the ExportedProgram, to be compiled elsewhere. onnx: "
     "for ONNX Runtime and others, with a function for each custom operator.",
 )
 @device_option("Where the model runs.", default=_TRACE.device)
 @click.option("--dtype", metavar="DTYPE", help="Cast floating parameters, buffers and inputs: float16, bfloat16, ...")
-@click.option(
+@repeatable(
     "--dynamic",
-    multiple=True,
-    metavar="PARAM:DIM=SIZE",
-    help="A size that varies, such as image:0=batch[1:64], or image:2=16*gh[8:96] for multiples; image:0=4 fixes it. "
-    "Repeatable.",
+    "PARAM:DIM=SIZE",
+    "A size that varies, such as image:0=batch[1:64], or image:2=16*gh[8:96] for multiples; image:0=4 fixes it.",
 )
-@click.option(
+@repeatable(
     "--range",
-    "ranges",
-    multiple=True,
-    metavar="NAME=MIN:MAX",
-    help="The range of a size by its name, such as length=1:4096, in place of the one that was declared. Repeatable.",
+    "NAME=MIN:MAX",
+    "The range of a size by its name, such as length=1:4096, in place of the one that was declared.",
+    to="ranges",
 )
-@click.option(
-    "--draft",
-    is_flag=True,
-    help="Write nothing, and report everything that keeps the model from being exported, with sizes that work.",
-)
-@click.option(
+@flag("--draft", "Write nothing, and report everything that keeps the model from being exported, with sizes that work.")
+@flag(
     "--apply-suggested-fixes",
-    is_flag=True,
-    help="Where the model does not take every size, change --dynamic to sizes that work, in at most five tries.",
+    "Where the model does not take every size, change --dynamic to sizes that work, in at most five tries.",
 )
-@click.option(
-    "--allow-narrowing", is_flag=True, help="Let --apply-suggested-fixes fix a size or take away an end of its range."
-)
-@click.option(
+@flag("--allow-narrowing", "Let --apply-suggested-fixes fix a size or take away an end of its range.")
+@repeatable(
     "--state",
-    multiple=True,
-    metavar="PATTERN",
-    help="Buffers that the model writes and that outlive a call, by name, such as 'cache.*'. Each session has its own. "
-    "Repeatable.",
+    "PATTERN",
+    "Buffers that the model writes and that outlive a call, by name, such as 'cache.*'. Each session has its own.",
 )
-@click.option(
-    "--writes",
-    multiple=True,
-    metavar="INPUT",
-    help="An input that the model writes in place, such as cache or cache.0. Repeatable.",
-)
-@click.option("--static", is_flag=True, help="Fix every size, even if the model's spec makes it vary.")
+@repeatable("--writes", "INPUT", "An input that the model writes in place, such as cache or cache.0.")
+@flag("--static", "Fix every size, even if the model's spec makes it vary.")
 @op_library_option(
     "An operator library that the model calls, or a Python module that loads some. Repeatable. Omit exportkit's own "
     "libraries.",
@@ -112,14 +96,11 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     "--model-kwargs", metavar="JSON", callback=json_object, help="Keyword arguments of the callable that MODEL names."
 )
 @weights_option("A file with every parameter and buffer of the model.")
-@click.option("--input", "inputs", multiple=True, metavar="NAME=DTYPE[SIZES]", help="An example input. Repeatable.")
-@click.option(
-    "--cases", type=click.IntRange(min=0), default=_TRACE.cases, show_default=True, help="Number of cases to record."
-)
+@repeatable("--input", "NAME=DTYPE[SIZES]", "An example input.", to="inputs")
+@click.option("--cases", type=click.IntRange(min=0), default=_TRACE.cases, help="Number of cases to record.")
 @click.option(
     "--edge-cases/--no-edge-cases",
     default=_TRACE.edge_cases,
-    show_default=True,
     help="Record cases with edge values, too: of one sign, with ties, NaN, the ends of the dtype.",
 )
 @seed_option("Seed of the weights and cases.")
@@ -134,76 +115,57 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     "--cuda-arch",
     type=click.Choice(get_args(CudaArch)),
     default=CompileOptions().cuda_arch,
-    show_default=True,
     help="native: code for this GPU's architecture alone; native+ptx: for newer ones, too.",
 )
-@click.option(
-    "--inductor-config",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=assignments,
-    help="An option of torch._inductor.config. Repeatable.",
-)
-@click.option(
+@repeatable("--inductor-config", "KEY=VALUE", "An option of torch._inductor.config.", callback=assignments)
+@repeatable(
     "--eager-kernel",
-    "eager_kernels",
-    multiple=True,
-    metavar="OPERATOR",
-    help="An operator of torch that the code leaves to eager's kernel, such as aten.amin; aten.amin.default@amin_2: "
-    "only its node amin_2; aten: all of them. Repeatable.",
+    "OPERATOR",
+    "An operator of torch that the code leaves to eager's kernel, such as aten.amin; aten.amin.default@amin_2: only"
+    " its node amin_2; aten: all of them.",
+    to="eager_kernels",
 )
-@click.option(
+@flag(
     "--embed-weights",
-    is_flag=True,
-    help="Keep the weights inside the compiled code, for torch's own loaders. They cannot be swapped then.",
+    "Keep the weights inside the compiled code, for torch's own loaders. They cannot be swapped then.",
 )
-@click.option(
-    "--no-cache",
-    is_flag=True,
-    help="Compile, even if this program was compiled before, and keep nothing of it in the cache.",
-)
-@click.option(
+@flag("--no-cache", "Compile, even if this program was compiled before, and keep nothing of it in the cache.")
+@flag(
     "--repair",
-    is_flag=True,
-    help="Verify the compiled code. If it is wrong, leave the nodes at which it goes wrong to eager's kernels, or try "
+    "Verify the compiled code. If it is wrong, leave the nodes at which it goes wrong to eager's kernels, or try "
     "options of the compiler, and take what makes it right.",
 )
 @click.option(
     "--opset",
     type=int,
     default=OnnxOptions().opset,
-    show_default=True,
     help="The version of ONNX's operators, 18 to 23. For --format onnx.",
 )
-@click.option(
+@flag(
     "--onnx-inline",
-    "inline",
-    is_flag=True,
-    help="Write no functions: put the operators of each where it is called, for runtimes that take no functions.",
+    "Write no functions: put the operators of each where it is called, for runtimes that take no functions.",
+    to="inline",
 )
-@click.option(
+@repeatable(
     "--decomposition",
-    "decompositions",
-    multiple=True,
-    metavar="NS::OP=MODULE:FUNCTION",
+    "NS::OP=MODULE:FUNCTION",
+    "A function that computes a custom operator with torch's operators, for --format onnx.",
+    to="decompositions",
     callback=_decompositions,
-    help="A function that computes a custom operator with torch's operators, for --format onnx. Repeatable.",
 )
-@click.option(
+@flag(
     "--allow-nondeterministic",
-    is_flag=True,
-    help="Export a model that answers the same inputs differently. Only dtypes and shapes are verified then.",
+    "Export a model that answers the same inputs differently. Only dtypes and shapes are verified then.",
 )
-@click.option(
+@flag(
     "--tf32",
-    is_flag=True,
-    help="Let eager round the factors of float32 products and convolutions to TF32 where cases are recorded. verify "
-    "then lets the package do so too.",
+    "Let eager round the factors of float32 products and convolutions to TF32 where cases are recorded. verify then"
+    " lets the package do so too.",
 )
 @public_key_options("MODEL (an exported program)")
 @trusted_option("MODEL")
 @click.option("--name", help="The package's name. Default: the model's name.")
-@click.option("--model-version", default=_TRACE.version, show_default=True, help="The model's version.")
+@click.option("--model-version", default=_TRACE.version, help="The model's version.")
 @click.pass_obj
 def command(words: tuple[str, ...], as_json: bool, **given: Any) -> int:
     """Trace MODEL with torch.export, compile it with AOTInductor, record cases, and write the artifact.

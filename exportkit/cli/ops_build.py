@@ -11,6 +11,7 @@ import msgspec
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, printable, progress
+from exportkit.cli.shared_options import flag
 from exportkit.errors import ExportkitError, UsageError
 from exportkit.progress import silent
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 @click.argument(
     "folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path("."), metavar="[DIR]"
 )
-@click.option("--watch", is_flag=True, help="Build again whenever a source file changes, until Ctrl-C.")
-@click.option("--check", is_flag=True, help="Then hold the operators to their SPECs, in two dtypes.")
-@click.option("--with-symbols", is_flag=True, help="Build with symbols for a debugger, and without optimisation.")
+@flag("--watch", "Build again whenever a source file changes, until Ctrl-C.")
+@flag("--check", "Then hold the operators to their SPECs, in two dtypes.")
+@flag("--with-symbols", "Build with symbols for a debugger, and without optimisation.")
 def command(folder: Path, watch: bool, check: bool, with_symbols: bool, as_json: bool) -> None:
     """Build the operators in DIR, and say what a fresh process finds in the libraries.
 
@@ -36,7 +37,7 @@ def command(folder: Path, watch: bool, check: bool, with_symbols: bool, as_json:
     exportkit ops build my_ops
     exportkit ops build my_ops --watch --check
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    from exportkit.operators.scaffold.watch import changes
+    from exportkit.operators.scaffold.build_library import changes
 
     if as_json and (watch or check):
         raise UsageError(

@@ -11,7 +11,7 @@ import msgspec
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable, printable_lines, with_progress
-from exportkit.cli.shared_options import byte_size, device_option, op_library_option, seed_option
+from exportkit.cli.shared_options import byte_size, device_option, op_library_option, repeatable, seed_option
 
 if TYPE_CHECKING:
     from exportkit.operators.contract.findings import Finding
@@ -22,66 +22,37 @@ _DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 @exportkit_command("check", short_help="Hold a library's operators to the operator contract.")
 @click.argument("source", metavar="LIBRARY|MODULE")
-@click.option(
-    "--operator",
-    "operators",
-    multiple=True,
-    metavar="NAME",
-    help="Check only this one, or those of a pattern such as 'jagged_*'. Repeatable.",
-)
-@click.option("--only", multiple=True, metavar="CHECK", help="Run only this check. Repeatable.")
-@click.option(
+@repeatable("--operator", "NAME", "Check only this one, or those of a pattern such as 'jagged_*'.", to="operators")
+@repeatable("--only", "CHECK", "Run only this check.")
+@repeatable(
     "--reference",
-    "references",
-    multiple=True,
-    metavar="[NS::OP=]FILE.py:FUNCTION",
-    help="A function with the operator's parameters that computes the same with torch's operators. Repeatable.",
+    "[NS::OP=]FILE.py:FUNCTION",
+    "A function with the operator's parameters that computes the same with torch's operators.",
+    to="references",
 )
-@click.option(
-    "--calls",
-    multiple=True,
-    metavar="[NS::OP=]FILE.py:FUNCTION",
-    help="A function that yields valid calls as (args, kwargs). Repeatable.",
-)
-@click.option(
+@repeatable("--calls", "[NS::OP=]FILE.py:FUNCTION", "A function that yields valid calls as (args, kwargs).")
+@repeatable(
     "--spec",
-    "specs",
-    multiple=True,
-    metavar="MODULE:SPEC",
-    help="An operator's promises, an OpSpec. Default: those of the modules that LIBRARY imports. Repeatable.",
+    "MODULE:SPEC",
+    "An operator's promises, an OpSpec. Default: those of the modules that LIBRARY imports.",
+    to="specs",
 )
-@click.option(
-    "--input",
-    "inputs",
-    multiple=True,
-    metavar="NAME=DTYPE[SIZES]",
-    help="An example input of MODULE, such as x=float32[2,3,64,64]. Repeatable.",
-)
+@repeatable("--input", "NAME=DTYPE[SIZES]", "An example input of MODULE, such as x=float32[2,3,64,64].", to="inputs")
 @op_library_option("An operator library to load first, for a MODULE or a .py file that needs one. Repeatable.")
 @device_option("Where the operators run; auto: on each device of this machine that they have kernels for.", "auto")
-@click.option(
-    "--dtype",
-    "dtypes",
-    multiple=True,
-    default=_DTYPES,
-    show_default=True,
-    metavar="DTYPE",
-    help="A dtype of floating tensors. Repeatable.",
-)
+@repeatable("--dtype", "DTYPE", "A dtype of floating tensors.", to="dtypes", default=_DTYPES)
 @seed_option("Seed of what is drawn.")
 @click.option(
     "--max-calls",
     "most_calls",
     type=click.IntRange(min=1, max=10_000),
     default=24,
-    show_default=True,
     help="How many calls of an operator are collected. A SPEC's samples are all taken.",
 )
 @click.option(
     "--timeout",
     type=click.IntRange(min=1, max=86400),
     default=60,
-    show_default=True,
     help="Seconds that a call may take.",
 )
 @click.option(

@@ -20,7 +20,6 @@ KINDS = ("elementwise", "rows", "reduction", "empty")
     "--kind",
     type=click.Choice(KINDS),
     default="elementwise",
-    show_default=True,
     help="The shape of its work: y = f(x), each row of [..., D] by itself, a row to a value, or a copy to start from.",
 )
 @click.option(

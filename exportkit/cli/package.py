@@ -13,6 +13,7 @@ from exportkit.cli.output import print_json, print_table, progress
 from exportkit.cli.shared_options import (
     EXISTING_FILE,
     device_option,
+    flag,
     model_option,
     op_library_option,
     output_option,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 @device_option("Verify the targets of this device; auto: every target that runs here.", default="auto")
 @model_option("the first artifact")
 @timeout_option
-@click.option("--no-verify", is_flag=True, help="Do not run the package, for example because no target runs here.")
+@flag("--no-verify", "Do not run the package, for example because no target runs here.")
 def command(
     artifacts: tuple[Path, ...],
     output: Path,

@@ -10,7 +10,7 @@ import msgspec
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json
-from exportkit.cli.shared_options import EXISTING_FILE, OUTPUT_FILE
+from exportkit.cli.shared_options import EXISTING_FILE, OUTPUT_FILE, repeatable
 from exportkit.errors import UsageError
 
 _KEY_ID = re.compile("[0-9a-f]{64}")
@@ -19,10 +19,10 @@ _MAX_REASON_BYTES = 200
 
 @exportkit_command("revoke", short_help="Add keys and packages to a revocation list.")
 @click.argument("revocation_list", metavar="LIST", type=OUTPUT_FILE)
-@click.option("--key", "keys", multiple=True, metavar="KEY.pem|ID", help="A public key, or its id. Repeatable.")
+@repeatable("--key", "KEY.pem|ID", "A public key, or its id.", to="keys")
 @click.option("--package", "packages", type=EXISTING_FILE, multiple=True, help="A package. Repeatable.")
 @click.option("--merge", "others", type=EXISTING_FILE, multiple=True, help="Another list. Repeatable.")
-@click.option("--reason", default="", help="Why, for the message of those who are refused.")
+@click.option("--reason", default="", show_default=False, help="Why, for the message of those who are refused.")
 def command(
     revocation_list: Path,
     keys: tuple[str, ...],

@@ -12,7 +12,7 @@ import click
 from exportkit.cli.app import INTERRUPTED_EXIT_CODE
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, printable
-from exportkit.cli.shared_options import EXISTING_FILE, PACKAGE, byte_size
+from exportkit.cli.shared_options import EXISTING_FILE, PACKAGE, byte_size, flag
 
 if TYPE_CHECKING:
     from exportkit.serve.serve_options import ServeOptions
@@ -32,10 +32,10 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     metavar="DIR",
     help="Serve the packages of this folder too: FILE.pt2, or NAME/VERSION/model.pt2. Clients may load and unload.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on. 0.0.0.0: all.")
-@click.option("--port", type=_PORT, default=8000, show_default=True, help="The HTTP port. 0: any free port.")
+@click.option("--host", default="127.0.0.1", help="The address to listen on. 0.0.0.0: all.")
+@click.option("--port", type=_PORT, default=8000, help="The HTTP port. 0: any free port.")
 @click.option("--grpc-port", type=_PORT, help="The gRPC port. 0: any free port. Default: 8001.")
-@click.option("--no-grpc", is_flag=True, help="Do not listen for gRPC.")
+@flag("--no-grpc", "Do not listen for gRPC.")
 @click.option(
     "--device",
     "devices",
@@ -56,7 +56,6 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     type=click.FloatRange(min=0, max=60_000),
     callback=lambda context, parameter, milliseconds: milliseconds / 1e3,
     default=0.0,
-    show_default=True,
     metavar="MILLISECONDS",
     help="How long a request may wait for others while a runner is free.",
 )
@@ -65,7 +64,6 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "max_queued_rows",
     type=click.IntRange(min=1),
     default=1024,
-    show_default=True,
     help="The most rows that wait for each model. More are refused with status 429.",
 )
 @click.option(
@@ -80,7 +78,6 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "most",
     type=click.IntRange(min=0, max=1_000_000),
     default=1024,
-    show_default=True,
     help="The most sequences of each package with state. More are refused with status 429. 0: its state is not served.",
 )
 @click.option(
@@ -95,7 +92,6 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "idle_seconds",
     type=click.FloatRange(min=0, max=86_400, min_open=True),
     default=60.0,
-    show_default=True,
     metavar="SECONDS",
     help="How long a sequence may be without a request before it ends.",
 )
@@ -104,17 +100,15 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "finish_seconds",
     type=click.FloatRange(min=0, max=86_400),
     default=10.0,
-    show_default=True,
     metavar="SECONDS",
     help="How long sequences go on after their model was replaced, or after SIGTERM: half of --drain-timeout at most.",
 )
-@click.option(
+@flag(
     "--cuda-graphs",
-    is_flag=True,
-    help="Run calls on a GPU as CUDA graphs: one launch each. The first call with each number of rows takes longer.",
+    "Run calls on a GPU as CUDA graphs: one launch each. The first call with each number of rows takes longer.",
 )
-@click.option("--isolate", is_flag=True, help="Run each model in a worker process. If it dies, a new one starts.")
-@click.option("--no-warm-up", is_flag=True, help="Do not run the recorded cases before a model is ready.")
+@flag("--isolate", "Run each model in a worker process. If it dies, a new one starts.")
+@flag("--no-warm-up", "Do not run the recorded cases before a model is ready.")
 @click.option(
     "--public-key",
     "public_keys",
@@ -144,7 +138,6 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "--max-connections",
     type=click.IntRange(min=1, max=1_000_000),
     default=1024,
-    show_default=True,
     help="The most open connections of HTTP, and as many of gRPC.",
 )
 @click.option(
@@ -152,21 +145,15 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "drain_seconds",
     type=click.FloatRange(min=0, max=86_400),
     default=30.0,
-    show_default=True,
     metavar="SECONDS",
     help="How long accepted requests may take after SIGTERM or Ctrl-C.",
 )
 @click.option(
     "--access-log/--no-access-log",
     default=True,
-    show_default=True,
     help="Write a line of JSON for each request to stderr.",
 )
-@click.option(
-    "--ray",
-    is_flag=True,
-    help="Serve with Ray Serve: on the cluster of RAY_ADDRESS, or on this machine (extra `ray`). Only HTTP.",
-)
+@flag("--ray", "Serve with Ray Serve: on the cluster of RAY_ADDRESS, or on this machine (extra `ray`). Only HTTP.")
 @click.option("--traces", metavar="URL", help="Send OpenTelemetry traces to this OTLP endpoint (extra `traces`).")
 def command(as_json: bool, **options: Any) -> None:
     """Serve each PACKAGE by the Open Inference Protocol, version 2, over HTTP and gRPC.

@@ -25,6 +25,17 @@ PACKAGE = click.Path(exists=True, path_type=Path)  # a file, or a folder: an OCI
 OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
+def flag(name: str, text: str, *, to: str | None = None) -> Callable[[F], F]:
+    """A flag. The command gets it under its name, or as `to`."""
+    return click.option(*filter(None, (name, to)), is_flag=True, help=text)
+
+
+def repeatable(name: str, metavar: str, text: str, *, to: str | None = None, **settings: Any) -> Callable[[F], F]:
+    """An option that may be given several times. The command gets the values under its name, or as `to`."""
+    names = filter(None, (name, to))
+    return click.option(*names, multiple=True, metavar=metavar, help=f"{text} Repeatable.", **settings)
+
+
 def output_option(required: bool = True) -> Callable[[F], F]:
     """-o, --output: the file to write."""
     return click.option(
@@ -117,7 +128,7 @@ def eager_options(artifact: str) -> Callable[[Callable[..., Any]], Callable[...,
 def device_option(text: str, default: str) -> Callable[[F], F]:
     """--device."""
     choices = "auto|cpu|cuda|cuda:N" if default == "auto" else "cpu|cuda|cuda:N"
-    return click.option("--device", default=default, show_default=True, metavar=choices, help=text)
+    return click.option("--device", default=default, metavar=choices, help=text)
 
 
 def model_option(artifact: str) -> Callable[[F], F]:
@@ -139,16 +150,14 @@ def _eager_model(context: click.Context, parameter: click.Parameter, value: str 
 
 def seed_option(text: str) -> Callable[[F], F]:
     """--seed."""
-    return click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help=text)
+    return click.option("--seed", type=click.IntRange(min=0), default=0, help=text)
 
 
 def timeout_option(function: F) -> F:
     """--timeout: the limit of a call."""
     seconds = click.IntRange(min=1, max=7 * 86400)
     text = "Seconds a call may take. Loading always gets at least 600."
-    return click.option("--timeout", type=seconds, default=int(VerifyOptions.timeout), show_default=True, help=text)(
-        function
-    )
+    return click.option("--timeout", type=seconds, default=int(VerifyOptions.timeout), help=text)(function)
 
 
 def tolerance_options(function: F) -> F:

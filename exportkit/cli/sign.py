@@ -28,12 +28,9 @@ if TYPE_CHECKING:
     "--sign-input",
     type=click.Choice(["message", "digest"]),
     default="message",
-    show_default=True,
     help="What the command gets: the bytes to be signed, or their digest by the curve's hash.",
 )
-@click.option(
-    "--sign-timeout", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds for the command."
-)
+@click.option("--sign-timeout", type=click.FloatRange(min=0.1), default=60.0, help="Seconds for the command.")
 @click.option("-o", "--output", type=OUTPUT_FILE, help="The signature. Default: PACKAGE.sig, or PACKAGE.sigstore.json.")
 def command(
     package: Path,

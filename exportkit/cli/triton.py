@@ -10,7 +10,7 @@ import click
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json
-from exportkit.cli.shared_options import EXISTING_FILE, public_key_options
+from exportkit.cli.shared_options import EXISTING_FILE, flag, public_key_options
 from exportkit.package.trust import Trust
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -22,8 +22,8 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("-o", "--output", type=_FOLDER, required=True, metavar="REPOSITORY", help="Triton's model repository.")
 @click.option("--method", "methods", multiple=True, metavar="NAME", help="Repeatable. Default: the default method.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads of a call. Default: as many as torch takes.")
-@click.option("--cuda-graphs", is_flag=True, help="Make calls on a GPU one launch each.")
-@click.option("--run", is_flag=True, help="Start Triton, if it is installed, in the place of this process.")
+@flag("--cuda-graphs", "Make calls on a GPU one launch each.")
+@flag("--run", "Start Triton, if it is installed, in the place of this process.")
 @public_key_options("PACKAGE")
 def command(
     package: Path,

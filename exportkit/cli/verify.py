@@ -17,6 +17,7 @@ from exportkit.cli.shared_options import (
     check_tolerances,
     device_option,
     eager_options,
+    flag,
     public_key_options,
     seed_option,
     timeout_option,
@@ -41,14 +42,12 @@ _DEFAULTS = VerifyOptions()
     "--against",
     type=click.Choice(get_args(Against)),
     default=_DEFAULTS.against,
-    show_default=True,
     help="Compare with recorded cases, the eager model, or both. `both` skips eager without MODEL.",
 )
 @click.option(
     "--shapes",
     type=click.IntRange(min=1),
     default=_DEFAULTS.shapes,
-    show_default=True,
     help="Number of sizes to compare with eager: of each method without state, and of sequences of the others.",
 )
 @click.option(
@@ -66,7 +65,6 @@ _DEFAULTS = VerifyOptions()
     "--runner",
     type=click.Choice(get_args(RunBy)),
     default=_DEFAULTS.runner,
-    show_default=True,
     help="What replays the cases: exportkit's runtime, or exportkit-run, all in C++, which compares nothing else.",
 )
 @eager_options("the artifact")
@@ -76,9 +74,7 @@ _DEFAULTS = VerifyOptions()
 @click.option(
     "--report", "page", type=OUTPUT_FILE, metavar="FILE.html", help="Write a page as `inspect` does, with this."
 )
-@click.option(
-    "--bisect", "bisecting", is_flag=True, help="If a call fails, search for the first node of the graph that differs."
-)
+@flag("--bisect", "If a call fails, search for the first node of the graph that differs.", to="bisecting")
 def command(
     artifact: Path,
     page: Path | None,

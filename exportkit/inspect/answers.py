@@ -144,7 +144,7 @@ def _judge(recording: PackageReader, task: ReplayTask, expected: Replayer, actua
     """Judges one answer where the other one's is expected, with the references of the case."""
     from safetensors.torch import load_file
 
-    from exportkit.runtime.case_tensors import read_case
+    from exportkit.runtime.loaded_cases import read_case
     from exportkit.verify.judging import Judge
 
     try:

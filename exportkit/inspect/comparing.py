@@ -5,20 +5,80 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import zip_longest
+from math import prod
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from exportkit.inspect.difference import Comparison, Difference, Effect, Side
-from exportkit.inspect.stored_tensors import compare_tensors, initial_state, weights
 from exportkit.onnx.files import open_artifact
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import AOTINDUCTOR_DIR
-from exportkit.package.exported_graph import Node, ProgramGraphError, graph_of
+from exportkit.package.dtypes import ITEM_BYTES, values_of
+from exportkit.package.exported_graph import ProgramGraphError, called_operators
 from exportkit.package.manifest import Manifest
 from exportkit.progress import Progress, silent
 from exportkit.sizes import case_label, shape_text
+
+Effect = Literal["answer", "load"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference of two artifacts A and B.
+
+    Attributes:
+        part: The part of the artifacts, such as "weights".
+        what: The thing that differs, such as "head.weight".
+        a: A's value; None if only B has the thing.
+        b: B's value; None if only A has the thing.
+        effect: What it may change: the answer of a call, or where and how the artifact can be loaded. None: neither.
+        max_abs: For tensors, the greatest absolute difference of two elements; inf if only one of them is NaN or
+            infinite.
+    """
+
+    part: str
+    what: str
+    a: str | None
+    b: str | None
+    effect: Effect | None = None
+    max_abs: float | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two artifacts: its file, its name and version, the file's size in bytes and its digest."""
+
+    path: str
+    name: str
+    version: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of a comparison.
+
+    Attributes:
+        a: The first artifact.
+        b: The second artifact.
+        differences: All differences, by part.
+        notes: What could not be compared, and why.
+    """
+
+    a: Side
+    b: Side
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether no difference changes an answer or a load."""
+        return not any(difference.effect for difference in self.differences)
+
 
 # What a part of the manifest changes, by the first pattern that its place begins with. "answer", if none does.
 _EFFECTS: tuple[tuple[str, Effect | None], ...] = (
@@ -147,7 +207,7 @@ def _programs(a: PackageReader, b: PackageReader, notes: list[str]) -> Iterator[
             continue
         yield Difference("program", method, one, other, "answer")
         try:
-            counts = [Counter(node.target for node in _nodes(side, method)) for side in (a, b)]
+            counts = [Counter(called_operators(side, method)) for side in (a, b)]
         except ProgramGraphError as error:
             notes.append(f"the operators of {method}: {error.message}")
             continue
@@ -155,12 +215,6 @@ def _programs(a: PackageReader, b: PackageReader, notes: list[str]) -> Iterator[
             if (here := counts[0][operator]) != (there := counts[1][operator]):
                 what = f"{method}: nodes of {operator.removeprefix('torch.ops.')}"
                 yield Difference("program", what, str(here), str(there), "answer")
-
-
-def _nodes(reader: PackageReader, method: str) -> list[Node]:
-    graph = graph_of(reader, method)
-    assert graph is not None
-    return graph.graph.nodes
 
 
 def _cases(a: Manifest, b: Manifest) -> Iterator[Difference]:
@@ -174,3 +228,101 @@ def _cases(a: Manifest, b: Manifest) -> Iterator[Difference]:
             if labels[0] == labels[1]:
                 labels = labels[0], f"{labels[1]}, other inputs or answers"
             yield Difference("cases", f"case {number}", *labels)
+
+
+# --- the tensors that both store, by name, with NumPy alone -----------------------------------------------------------
+
+
+_CHUNK = 1 << 22  # bytes; a multiple of every element's size
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a package.
+
+    Attributes:
+        reader: The package.
+        dtype: torch's name of the dtype.
+        shape: The sizes.
+        strides: The strides of the elements, which have no gaps.
+        record: The record with the elements; None if they are zeros.
+    """
+
+    reader: PackageReader
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    record: str | None
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}" + (f", strides {list(self.strides)}" if self.strides else "")
+
+    def read(self) -> bytes:
+        """Returns the elements."""
+        if self.record is None:
+            return bytes(prod(self.shape) * ITEM_BYTES[self.dtype])
+        return self.reader.read(self.record)
+
+
+def weights(reader: PackageReader) -> dict[str, StoredTensor]:
+    """Returns the weights that code reads by the names of the model's state, constants by AOTInductor's names."""
+    found: dict[str, StoredTensor] = {}
+    for weight in reader.manifest.weights:
+        if weight.record is not None:
+            tensor = StoredTensor(reader, weight.dtype, weight.shape, weight.strides, weight.record)
+            short = weight.name.rpartition("@")[0]  # a constant's name has its digest
+            name = short if not weight.state and short and short not in found else weight.name
+            found |= dict.fromkeys((name, *weight.aliases), tensor)
+    return found
+
+
+def initial_state(reader: PackageReader) -> dict[str, StoredTensor]:
+    """Returns what a new session begins with, by name: one row where a size varies."""
+    return {
+        state.name: StoredTensor(
+            reader,
+            state.dtype,
+            tuple(size if isinstance(size, int) else 1 for size in state.shape),
+            None,
+            state.initial,
+        )
+        for state in reader.manifest.state
+    }
+
+
+def compare_tensors(part: str, a: Mapping[str, StoredTensor], b: Mapping[str, StoredTensor]) -> Iterator[Difference]:
+    """Compares tensors by name. Reads only those whose digests differ."""
+    for name in dict.fromkeys([*a, *b]):
+        one, other = a.get(name), b.get(name)
+        here, there = (None if each is None else str(each) for each in (one, other))
+        if one is None or other is None or here != there:
+            yield Difference(part, name, here, there, "answer")
+        elif (greatest := _difference(one, other)) is not None:
+            yield Difference(part, name, here, there, "answer", greatest)
+
+
+def _difference(a: StoredTensor, b: StoredTensor) -> float | None:
+    """Returns the greatest difference of two tensors of one type; None if they are the same bytes."""
+    digests = [each.record and each.reader.record(each.record).sha256 for each in (a, b)]
+    if digests[0] == digests[1] or (one := a.read()) == (other := b.read()):
+        return None
+    places = range(0, len(one), _CHUNK)
+    return max(greatest_difference(a.dtype, one[at : at + _CHUNK], other[at : at + _CHUNK]) for at in places)
+
+
+def greatest_difference(dtype: str, a: bytes, b: bytes) -> float:
+    """Returns the greatest absolute difference of the elements of two tensors of a dtype.
+
+    Two NaNs are equal, and an infinity equals itself. The difference is inf where only one of both is NaN or infinite.
+    The real and the imaginary parts of complex elements are compared one by one.
+    """
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        # A long double holds every integer of 64 bits.
+        one, other = (
+            each.view(each.real.dtype).astype(np.longdouble) for each in (values_of(dtype, a), values_of(dtype, b))
+        )
+        difference = np.abs(one - other)
+    difference[(one == other) | (np.isnan(one) & np.isnan(other))] = 0
+    return float(np.nan_to_num(difference, nan=np.inf, posinf=np.inf).max(initial=0))

@@ -1,12 +1,13 @@
-"""Traces the decomposition of a custom operator to the program of an ONNX function's body."""
+"""Finds the decomposition of a custom operator, and traces it to the program of an ONNX function's body."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
 from torch.export.exported_program import ExportedProgram, ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
     ExportGraphSignature,
@@ -21,9 +22,37 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_structure
 
+from exportkit.errors import ExportError
+from exportkit.export.trace.preflight import qualified_name
+from exportkit.installed import described_operators
 from exportkit.onnx.branches import Ranges, refusing_branches
-from exportkit.onnx.decompositions import Decomposition
 from exportkit.onnx.placeholders import CustomCall
+
+Decomposition = Callable[..., Any]
+
+
+def decomposition_of(operator: OpOverload, given: Mapping[str, Decomposition]) -> Decomposition:
+    """Returns the decomposition of an operator.
+
+    Args:
+        operator: A custom operator.
+        given: The caller's decompositions by the operator's name. They come before those of installed packages.
+
+    Raises:
+        ExportError: The operator has none.
+    """
+    name = qualified_name(operator)
+    if name in given:
+        return given[name]
+    if (described := described_operators([name]).get(name)) is not None:
+        return described.decomposition or described.reference
+    if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"):
+        return operator.decompose
+    raise ExportError(
+        f"operator {name} has no decomposition, so ONNX cannot compute it",
+        hint=f"Give a function with its parameters that computes the same with torch's operators: "
+        f"--decomposition {name}=package.module:function, or ExportSpec(decompositions={{{name!r}: function}}).",
+    )
 
 
 def traced_body(call: CustomCall, decomposition: Decomposition, ranges: Ranges) -> ExportedProgram:

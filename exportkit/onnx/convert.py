@@ -1,9 +1,14 @@
-"""Converts a traced program to ONNX."""
+"""Converts a traced program to ONNX, and repairs what onnxscript's optimiser and ONNX Runtime 1.32 get wrong.
+
+tests/onnx/test_corrections.py fails as soon as a repair is not needed.
+"""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,23 +17,25 @@ from typing import Any, cast
 import onnx_ir
 import torch
 from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass, RemoveUnusedOpsetsPass
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature, OutputKind, OutputSpec, TensorArgument
+from torch.fx import Node
 from torch.onnx._internal.exporter._registration import ONNXRegistry
+from torch.utils._pytree import tree_structure
 
 from exportkit import __version__
 from exportkit.errors import ExportError, ExportkitError
 from exportkit.export.torch_patches.patched import Function, patched
 from exportkit.export.torch_patches.quiet import quiet_torch
-from exportkit.onnx.bodies import traced_body
+from exportkit.export.trace.lifted import taken
+from exportkit.onnx.bodies import Decomposition, decomposition_of, traced_body
 from exportkit.onnx.branches import refusing_decompositions
-from exportkit.onnx.decompositions import Decomposition, decomposition_of
 from exportkit.onnx.functions import Functions, attributes_of
 from exportkit.onnx.interface import Interface
 from exportkit.onnx.lowering import PLACEHOLDER_DOMAIN, onnx_dtype, translations
 from exportkit.onnx.names import cleaned, describe
 from exportkit.onnx.placeholders import CustomCall, with_placeholders
 from exportkit.onnx.refusals import refused_body, refused_model
-from exportkit.onnx.repairs import restore_initializers, widen_scatters
-from exportkit.onnx.written import returning_written, written_places
 from exportkit.package.manifest import OnnxFunction, PackagedMethod, StateTensor
 from exportkit.progress import Progress
 
@@ -222,3 +229,120 @@ def _refuse_complex(interface: Interface) -> None:
                 f"{tensor.name} is {tensor.dtype}, which ONNX Runtime does not compute with",
                 hint="Give and return real tensors, such as torch.view_as_real(x).",
             )
+
+
+# --- what a program writes: an ONNX model writes into nothing ---------------------------------------------------------
+
+
+def written_places(method: PackagedMethod) -> list[int]:
+    """Returns the places of the tensors that a method's program writes, among those that it takes."""
+    inputs = [place for place, each in enumerate(method.call.inputs) if each.written is not None]
+    state = [len(method.call.inputs) + place for place, use in enumerate(method.state) if use.written]
+    return inputs + state
+
+
+def returning_written(program: ExportedProgram, places: Sequence[int]) -> ExportedProgram:
+    """Returns a program that writes into nothing. After its results, it returns the tensors that the given one writes.
+
+    Args:
+        program: The program. It does not change.
+        places: The places of the tensors that it writes, among those that it takes.
+    """
+    if not places:
+        return program
+    functional = program.run_decompositions({})
+    graph, signature = functional.graph, functional.graph_signature
+    names, inputs = taken(functional), {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    output = graph.output_node()
+    returned = list(zip(signature.output_specs, cast(Sequence[Any], output.args[0])))
+    new = {spec.target: node for spec, node in returned if spec.kind is OutputKind.USER_INPUT_MUTATION}
+    kept = [(spec, node) for spec, node in returned if spec.kind is OutputKind.USER_OUTPUT]
+    for place in places:
+        name = names[place]
+        value = cast(Node, new.get(name, inputs[name]))
+        with graph.inserting_before(output):
+            # A copy, because ONNX allows a value as an output once, and not where it is an input.
+            copy = graph.call_function(torch.ops.aten.clone.default, (value,))
+        copy.meta = {"val": value.meta["val"]}
+        kept.append((OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(copy.name), None), copy))
+    output.args = (tuple(node for _, node in kept),)
+    functional.graph_module.recompile()
+    specs = [spec for spec, _ in kept]
+    whole = functional.module_call_graph[0]
+    assert whole.signature is not None
+    called = dataclasses.replace(
+        whole.signature, outputs=[spec.arg for spec in specs], out_spec=tree_structure(tuple(specs))
+    )
+    return ExportedProgram(
+        functional.graph_module,
+        graph,
+        ExportGraphSignature(list(signature.input_specs), specs),
+        functional.state_dict,
+        functional.range_constraints,
+        [dataclasses.replace(whole, signature=called), *functional.module_call_graph[1:]],
+        functional.example_inputs,
+        functional.constants,
+        verifiers=functional.verifiers,
+    )
+
+
+# --- repairs ----------------------------------------------------------------------------------------------------------
+
+
+_SCATTERS = ("ScatterElements", "ScatterND")
+_HALVES = (onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16)
+_WIDE = onnx_ir.DataType.FLOAT
+
+
+def restore_initializers(graph: onnx_ir.Graph) -> None:
+    """Registers constants that nodes take, and that another of the same name replaced, under names of their own.
+
+    onnxscript's optimiser gives the constants of fused Clips of one tensor the same names:
+    https://github.com/microsoft/onnxscript/issues/2945.
+    """
+    for node in list(graph.all_nodes()):
+        for value in node.inputs:
+            if value is None or value.producer() is not None or value.const_value is None or value.is_graph_input():
+                continue
+            if graph.initializers.get(value.name or "") is not value:
+                value.name = next(
+                    name for number in itertools.count() if (name := f"constant_{number}") not in graph.initializers
+                )
+                value.const_value.name = value.name
+                graph.register_initializer(value)
+
+
+def widen_scatters(graph: onnx_ir.Graph) -> None:
+    """Computes the sums and products of scattered float16 and bfloat16 in float32.
+
+    ONNX Runtime loads such a model, and fails when it is called: https://github.com/microsoft/onnxruntime/issues/17653.
+    """
+    for node in list(graph.all_nodes()):
+        combines = node.attributes.get_string("reduction", "none") != "none"
+        if node.domain == "" and node.op_type in _SCATTERS and combines:
+            data, index, updates = node.inputs
+            if data is not None and updates is not None and data.dtype in _HALVES:
+                _upcast(node, data, index, updates)
+
+
+def _upcast(node: onnx_ir.Node, data: onnx_ir.Value, index: onnx_ir.Value | None, updates: onnx_ir.Value) -> None:
+    assert node.graph is not None
+    wide = [_cast(node, value, _WIDE) for value in (data, updates)]
+    scatter = onnx_ir.node(
+        node.op_type, [wide[0].outputs[0], index, wide[1].outputs[0]], dict(node.attributes), name=f"{node.name}_wide"
+    )
+    old = node.outputs[0]
+    scatter.outputs[0].dtype, scatter.outputs[0].shape = _WIDE, old.shape
+    narrow = _cast(node, scatter.outputs[0], data.dtype)
+    narrow.outputs[0].shape = old.shape
+    node.graph.insert_before(node, [*wide, scatter, narrow])
+    onnx_ir.convenience.replace_all_uses_with(old, narrow.outputs[0], replace_graph_outputs=True)
+    narrow.outputs[0].name = old.name
+    node.graph.remove(node)
+
+
+def _cast(node: onnx_ir.Node, value: onnx_ir.Value, dtype: onnx_ir.DataType | None) -> onnx_ir.Node:
+    assert dtype is not None
+    cast = onnx_ir.node("Cast", [value], {"to": dtype}, name=f"{node.name}_{value.name}_to_{dtype.name.lower()}")
+    cast.outputs[0].dtype, cast.outputs[0].shape = dtype, value.shape
+    return cast

@@ -13,8 +13,8 @@ from exportkit.errors import ExportError
 from exportkit.export.models.source_lines import where_now, where_traced
 from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
 from exportkit.export.trace.hop_subgraphs import flow_nodes
+from exportkit.onnx.bodies import Decomposition
 from exportkit.onnx.corrections import NotTranslatedError
-from exportkit.onnx.decompositions import Decomposition
 from exportkit.onnx.placeholders import CustomCall
 
 _DETERMINANT = "For matrices of 3 rows a, b and c, write the determinant as (a * torch.linalg.cross(b, c)).sum(-1)"

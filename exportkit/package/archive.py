@@ -175,12 +175,6 @@ class PackageReader:
         return package
 
     @property
-    def manifest_bytes(self) -> bytes:
-        """The manifest as it stands in the package. Its digest is `manifest_sha256`."""
-        content: bytes = core.library().ek_package_manifest(self.handle).bytes()
-        return content
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The sorted names of the records, without the manifest."""
         return tuple(self._records)

@@ -10,8 +10,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import msgspec
 
@@ -24,88 +23,39 @@ MOST_AT_ONCE = 16 << 20  # bytes: the directory of a package has at most as many
 _RECORD = re.compile(r"[^/]+/models/[^/]+\.json")
 _CHUNK = 1 << 20
 
-# torch's numbers of dtypes (torch/_export/serde/schema.py).
-DTYPE_NAMES: Mapping[int, str] = {
-    **{1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64"},
-    **{9: "complex32", 10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16", 28: "uint16"},
-    **{29: "float8_e4m3fn", 30: "float8_e5m2", 31: "float8_e4m3fnuz", 32: "float8_e5m2fnuz", 33: "float8_e8m0fnu"},
-    **{34: "uint32", 35: "uint64"},
-}
-
-# Arguments are unions: an object with one key, such as {"as_tensor": {"name": "x"}}.
-Argument = dict[str, Any]
-
 
 class ProgramGraphError(PackageError):
     """A file has no graph of an ExportedProgram that can be read."""
 
 
-class NamedArgument(msgspec.Struct, frozen=True):
-    """An argument of a node, with its name in the operator's schema."""
-
-    name: str
-    arg: Argument
-
-
-class Node(msgspec.Struct, frozen=True):
-    """A call. `metadata` has where it comes from: stack_trace, nn_module_stack."""
-
+class _Node(msgspec.Struct, frozen=True):
     target: str
-    inputs: list[NamedArgument]
-    outputs: list[Argument]
-    metadata: dict[str, str] = {}
-    name: str | None = None
 
 
-class TensorMeta(msgspec.Struct, frozen=True):
-    """The dtype of a tensor, as a number, and its sizes: {"as_int": 3} or {"as_expr": {"expr_str": ...}}."""
-
-    dtype: int
-    sizes: list[dict[str, Any]]
+class _Graph(msgspec.Struct, frozen=True):
+    nodes: list[_Node]
 
 
-class Graph(msgspec.Struct, frozen=True):
-    """Nodes in an order in which they can run, and what is known about their values."""
-
-    inputs: list[Argument]
-    outputs: list[Argument]
-    nodes: list[Node]
-    tensor_values: dict[str, TensorMeta]
-    sym_int_values: dict[str, Any] = {}
+class _GraphModule(msgspec.Struct, frozen=True):
+    graph: _Graph
 
 
-class GraphSignature(msgspec.Struct, frozen=True):
-    """What the graph's inputs and outputs are: {"user_input": ...}, {"parameter": ...}."""
-
-    input_specs: list[dict[str, Any]]
-    output_specs: list[dict[str, Any]]
-
-
-class GraphModule(msgspec.Struct, frozen=True):
-    """A graph with its signature."""
-
-    graph: Graph
-    signature: GraphSignature
-
-
-class SchemaVersion(msgspec.Struct, frozen=True):
-    """The version of torch's schema."""
-
+class _SchemaVersion(msgspec.Struct, frozen=True):
     major: int
     minor: int
 
 
 class _Program(msgspec.Struct, frozen=True):
-    graph_module: GraphModule
-    schema_version: SchemaVersion
+    graph_module: _GraphModule
+    schema_version: _SchemaVersion
 
 
 # Made at import: exportkit.package.manifest says why.
 _DECODER = msgspec.json.Decoder(_Program)
 
 
-def graph_of(reader: PackageReader, method: str) -> GraphModule | None:
-    """Reads the graph of a method of an open artifact; None if the artifact has no program.
+def called_operators(reader: PackageReader, method: str) -> list[str]:
+    """Returns what the nodes of a method's graph call, in an open artifact that has programs.
 
     The caller checks the digests (`reader.verify`).
 
@@ -114,32 +64,13 @@ def graph_of(reader: PackageReader, method: str) -> GraphModule | None:
         UsageError: There is no such method.
     """
     program = reader.manifest.program
-    if program is None:
-        return None
+    assert program is not None
     handle = reader.handle  # the file stays open as long as this is referred to
     record = program.records[reader.manifest.method(method).name]
     file = _Window(reader.fileno(), reader.data_offset(record), reader.record(record).size)
     found = _read(file, f"{reader.path}, {record}")
     del handle
     return found
-
-
-def tensors_in(argument: Argument) -> Iterator[str]:
-    """Yields the names of the values that an argument refers to: tensors and symbolic numbers, also those in lists."""
-    for kind, value in argument.items():
-        if kind == "as_graph" or not isinstance(value, (dict, list)):
-            continue
-        todo = [value]
-        while todo:
-            item = todo.pop()
-            if isinstance(item, list):
-                todo.extend(reversed(item))
-            elif isinstance(item, dict):
-                name = item.get("name", item.get("as_name"))
-                if isinstance(name, str):
-                    yield name
-                else:
-                    todo.extend(reversed(item.values()))
 
 
 class _Window:
@@ -175,7 +106,7 @@ class _Window:
         return content
 
 
-def _read(file: _Window, name: str) -> GraphModule:
+def _read(file: _Window, name: str) -> list[str]:
     try:
         program = _DECODER.decode(_text(file, name))
     except (msgspec.DecodeError, RecursionError) as error:
@@ -186,7 +117,7 @@ def _read(file: _Window, name: str) -> GraphModule:
             f"{name} has a program of schema {version}; this exportkit reads schema {SCHEMA_MAJOR}",
             hint="Export it with a torch that this exportkit supports.",
         )
-    return program.graph_module
+    return [node.target for node in program.graph_module.graph.nodes]
 
 
 def _text(file: _Window, name: str) -> bytes:

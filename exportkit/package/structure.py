@@ -16,7 +16,7 @@ from typing import Any, TypeVar, assert_never
 
 from exportkit.errors import ManifestConsistencyError, UsageError
 from exportkit.package import core
-from exportkit.package.manifest import ConstantNode, MappingNode, NamedTupleNode, Node, SequenceNode, TensorNode
+from exportkit.package.manifest import Call, ConstantNode, MappingNode, NamedTupleNode, Node, SequenceNode, TensorNode
 
 MAX_DEPTH = 32  # levels of containers; also stops at a value that contains itself
 
@@ -91,6 +91,13 @@ def unflatten(node: Node, leaves: Sequence[Leaf]) -> Any:
         return builder(node)(leaves)
     except IndexError:
         raise ManifestConsistencyError(f"the structure needs more than the {len(leaves)} tensors given") from None
+
+
+def arguments(call: Call, leaves: Sequence[Leaf]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Builds the positional and the keyword arguments of a call from its flat inputs, as `unflatten` builds values."""
+    values = [(parameter, unflatten(parameter.value, leaves)) for parameter in call.parameters]
+    args = tuple(value for parameter, value in values if parameter.kind == "positional")
+    return args, {parameter.name: value for parameter, value in values if parameter.kind == "keyword"}
 
 
 def plain(value: Any) -> Any:

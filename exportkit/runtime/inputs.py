@@ -8,7 +8,8 @@ of every call, so they are planned once per model.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -16,7 +17,6 @@ import torch
 from exportkit.errors import InputError
 from exportkit.package import manifest as m
 from exportkit.package.structure import builder, fields_of, names, parts_of
-from exportkit.runtime.overlap import Spans
 from exportkit.runtime.requests import joined_shapes
 from exportkit.sizes import shape_text
 
@@ -388,3 +388,30 @@ def _listed(names: Sequence[str] | Mapping[Any, Any]) -> str:
 
 def _kind(value: Any) -> str:
     return "None" if value is None else f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Returns the addresses of a tensor's first byte and of the end of its last; both are 0 if it has no elements."""
+    if not tensor.numel():
+        return 0, 0
+    start = tensor.data_ptr()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return start, start + (int(last) + 1) * tensor.itemsize
+
+
+class Spans:
+    """The memory of tensors that do not overlap one another."""
+
+    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Takes the tensors with their names."""
+        found = sorted((*span(tensor), name) for name, tensor in tensors if tensor.numel())
+        self._starts = [start for start, _, _ in found]
+        self._ends = [end for _, end, _ in found]
+        self._names = [name for _, _, name in found]
+
+    def overlapping(self, tensor: torch.Tensor) -> str | None:
+        """Returns the name of a tensor that shares memory with this one; None if there is none."""
+        start, end = span(tensor)
+        # The last one that begins before this one's end is the only one of those that can reach into it.
+        place = bisect_right(self._starts, end - 1) - 1
+        return self._names[place] if end and place >= 0 and self._ends[place] > start else None

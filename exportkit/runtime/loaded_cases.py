@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
+import msgspec
 import torch
 
-from exportkit.errors import ModelClosedError
+from exportkit.errors import CaseError, ModelClosedError
 from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
-from exportkit.package.structure import builder
-from exportkit.runtime.case_tensors import CallTensors, read_case
+from exportkit.package.case_files import (
+    edge_case_of,
+    moves_of,
+    named_results,
+    named_tensors,
+    result_keys,
+    results_in,
+    state_keys,
+)
+from exportkit.package.structure import arguments, flatten, unflatten
+from exportkit.sizes import state_sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +99,33 @@ class LoadedCase:
         return self.calls[0].references
 
 
+class CaseFile(NamedTuple):
+    """The file of a recorded case: its tensors by name, on the CPU, and what its metadata says."""
+
+    tensors: dict[str, torch.Tensor]
+    moves: dict[str, package.Accuracy]
+    edge_case: str
+
+
+def read_case(reader: PackageReader, case: package.Case) -> CaseFile:
+    """Reads a recorded case. The reader of packages checks its tensors (rule 14 of FORMAT.md).
+
+    Raises:
+        CaseError: It is not a safetensors file, or its tensors do not fit the calls.
+        DigestMismatchError: The record is damaged.
+    """
+    # Imported here, because most processes never read a case.
+    from safetensors import SafetensorError
+    from safetensors.torch import load as load_safetensors
+
+    content = reader.read_case([each.record for each in reader.manifest.cases].index(case.record))
+    try:
+        tensors = load_safetensors(content)
+    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that this torch does not have
+        raise CaseError(f"{case.record} cannot be read with torch {torch.__version__}: {error}") from error
+    return CaseFile(tensors, moves_of(content), edge_case_of(content))
+
+
 class Cases(Sequence[LoadedCase]):
     """The recorded cases of a package. Each is read, and its digest checked, on access."""
 
@@ -117,33 +154,58 @@ class Cases(Sequence[LoadedCase]):
             return [self._read(case) for case in cases[index]]
         return self._read(cases[index])
 
-    def _read(self, case: package.Case) -> LoadedCase:
-        manifest = self._reader.manifest
+    def file(self, case: package.Case) -> CaseFile:
+        """Reads the file of one of the cases. Raises the errors of `__getitem__`."""
         if self._reader.fileno() < 0:
-            raise ModelClosedError(f"the model {manifest.name} was closed, and its package with it")
-        tensors = read_case(self._reader, case)
-        calls = tuple(self._call(recorded, found) for recorded, found in zip(case.calls, tensors.calls))
-        dimensions = {
-            size.dimension for each in manifest.state for size in each.shape if isinstance(size, package.Size)
-        }
-        sizes = {name: size for call in case.calls for name, size in call.sizes.items() if name in dimensions}
-        state = self._moved(tensors.state)
-        return LoadedCase(calls, sizes, state, tensors.state_references, tensors.state_moves, tensors.edge_case)
+            raise ModelClosedError(f"the model {self._reader.manifest.name} was closed, and its package with it")
+        return read_case(self._reader, case)
 
-    def _call(self, recorded: package.CaseCall, tensors: CallTensors) -> LoadedCall:
+    def _read(self, case: package.Case) -> LoadedCase:
+        file, manifest = self.file(case), self._reader.manifest
+        keys, references = state_keys(manifest.state), state_keys(manifest.state, reference=True)
+        return LoadedCase(
+            calls=tuple(self._call(number, recorded, file) for number, recorded in enumerate(case.calls)),
+            state_sizes=state_sizes(manifest, case),
+            state=self._moved(results_in(keys, file.tensors)),
+            state_references=results_in(references, file.tensors),
+            state_moves=results_in(keys, file.moves),
+            edge_case=file.edge_case,
+        )
+
+    def _call(self, number: int, recorded: package.CaseCall, file: CaseFile) -> LoadedCall:
         call = self._reader.manifest.method(recorded.method).call
-        inputs, outputs = ([tensor.to(self._device) for tensor in part] for part in (tensors.inputs, tensors.outputs))
-        values = {parameter: builder(parameter.value)(inputs) for parameter in call.parameters}
+        keys = result_keys(number, call)
+        inputs = [file.tensors[f"{number}.input.{place}"].to(self._device) for place in range(len(call.inputs))]
+        outputs = [file.tensors[keys[output.name]].to(self._device) for output in call.outputs]
+        written = {each.name: f"written.{each.name}" for each in call.inputs if each.written is not None}
+        args, kwargs = arguments(call, inputs)
         return LoadedCall(
             method=recorded.method,
-            args=tuple(value for parameter, value in values.items() if parameter.kind == "positional"),
-            kwargs={parameter.name: value for parameter, value in values.items() if parameter.kind == "keyword"},
-            outputs=builder(call.result)(outputs),
+            args=args,
+            kwargs=kwargs,
+            outputs=unflatten(call.result, outputs),
             sizes=dict(recorded.sizes),
-            references=tensors.references,
-            written=self._moved(tensors.written),
-            moves=tensors.moves,
+            references=results_in(result_keys(number, call, reference=True), file.tensors),
+            written=self._moved({name: file.tensors[keys[result]] for name, result in written.items()}),
+            moves=results_in(keys, file.moves),
         )
 
     def _moved(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: tensor.to(self._device) for name, tensor in tensors.items()}
+
+
+def answers_of(
+    number: int, call: package.Call, result: Any, inputs: Sequence[torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], str]:
+    """Returns what a call gave, by the names in a file, and the structure of its result: a Node, as JSON.
+
+    Args:
+        number: The number of the call in its sequence.
+        call: The call.
+        result: Its result.
+        inputs: Its flat inputs, with what it wrote into them.
+    """
+    node, leaves = flatten(result, lambda part: isinstance(part, torch.Tensor))
+    written = {f"written.{each.name}": t for each, t in zip(call.inputs, inputs) if each.written is not None}
+    named = named_tensors(f"{number}.output", leaves) | named_results(result_keys(number, call), written)
+    return named, msgspec.json.encode(node).decode()

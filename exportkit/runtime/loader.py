@@ -7,6 +7,10 @@ Python can make the call and the result that the manifest describes.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
+import os
 import warnings
 from contextlib import closing
 from pathlib import Path
@@ -14,8 +18,10 @@ from typing import Literal, get_args
 
 import torch
 
+from exportkit import libraries
 from exportkit.errors import HostError, MissingLibraryError, SchemaChangedError, TorchVersionError, UsageError
 from exportkit.libraries import LoadedLibrary, load_verified, loaded_library, schemas_of
+from exportkit.package import core
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import libraries_for
 from exportkit.package.core import SignatureSource
@@ -24,7 +30,6 @@ from exportkit.package.package_source import STREAM_LIMIT, PackageSource
 from exportkit.package.trust import KeySources, demand
 from exportkit.runtime import targets
 from exportkit.runtime.cache import unpack_library, unpack_target
-from exportkit.runtime.fork import make_forks_safe
 from exportkit.runtime.graphs import CudaGraphs, graph_use
 from exportkit.runtime.methods import ModelCode, plan_methods
 from exportkit.runtime.model import Model
@@ -227,3 +232,32 @@ def _check_operators(manifest: Manifest, libraries: tuple[Library, ...]) -> None
                 f"{operator.schema}",
                 hint="Export again with the library that is loaded, or load the one that the package was made with.",
             )
+
+
+# --- forks: a lock that another thread holds during one would never be released in the child --------------------------
+
+
+_OMP_PAUSE_HARD = 2  # omp_pause_hard of OpenMP 5.0
+
+
+@functools.lru_cache(maxsize=1)
+def make_forks_safe() -> None:
+    """Makes every later `os.fork` wait until no thread runs exportkit's C++ code, and end OpenMP's idle threads.
+
+    GNU's OpenMP library does not support forks: in the child, it and torch's operators would wait forever for the
+    parent's threads. Both processes start new threads when they need them.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # other OpenMP libraries support forks
+        end_threads = ctypes.CDLL("libgomp.so.1").omp_pause_resource_all
+        os.register_at_fork(before=lambda: end_threads(_OMP_PAUSE_HARD))
+    os.register_at_fork(before=_before, after_in_parent=lambda: _after(0), after_in_child=lambda: _after(1))
+
+
+def _before() -> None:
+    libraries.loading.acquire()  # first, because its holder may be about to call exportkit's C++ code
+    core.library().ek_before_fork()
+
+
+def _after(child: int) -> None:
+    core.library().ek_after_fork(child)
+    libraries.loading.release()

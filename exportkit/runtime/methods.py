@@ -11,7 +11,6 @@ from exportkit.errors import ManifestConsistencyError, ModelClosedError, ModelRu
 from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
 from exportkit.package.compiled_with import REFUSED
-from exportkit.runtime.case_tensors import tensors_text
 from exportkit.runtime.graphs import Described
 from exportkit.runtime.inputs import InputPlan, describe_tensor
 from exportkit.runtime.runner import Runner
@@ -145,7 +144,12 @@ class ModelCode:
         if names := [f"`{plan.call.inputs[place].name}`" for place in plan.inputs.written]:
             hint += f" {', '.join(names)} may be half written."
         inputs = inputs[: len(plan.call.inputs)] if plan.state else inputs
-        return ModelRunError(f"{where} failed on ({tensors_text(inputs)}): {said}", hint=hint)
+        return ModelRunError(f"{where} failed on ({_tensors_text(inputs)}): {said}", hint=hint)
+
+
+def _tensors_text(tensors: Sequence[torch.Tensor]) -> str:
+    """Returns such as "float32[2, 3], int64[2]"."""
+    return ", ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors)
 
 
 Runners = Mapping[str, Runner]  # by method

@@ -14,9 +14,9 @@ import torch
 from exportkit.errors import ExportkitError, SessionBrokenError, SessionBusyError, SessionClosedError
 from exportkit.progress import bytes_text
 from exportkit.runtime.methods import MethodPlan, ModelCode
-from exportkit.runtime.state import State, state_bytes
+from exportkit.runtime.state import State
 from exportkit.runtime.state_file import read_state, write_state
-from exportkit.sizes import label_of
+from exportkit.sizes import label_of, state_bytes
 
 
 class Session:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 
 from exportkit.errors import InputError, RefusedValueError, SessionClosedError
 from exportkit.package.archive import PackageReader
-from exportkit.package.dtypes import ITEM_BYTES
-from exportkit.package.manifest import Manifest, Size
-from exportkit.runtime.initial_state import initial_values
+from exportkit.runtime.inputs import Spans
 from exportkit.runtime.methods import MethodPlan, ModelCode
-from exportkit.runtime.overlap import Spans
 from exportkit.runtime.runner import Runner
-from exportkit.sizes import shape_at
+from exportkit.runtime.weights import initial_values
+from exportkit.sizes import shape_at, state_dimensions
 
 
 class State(Protocol):
@@ -131,9 +127,8 @@ class LocalState:
         """See `State.run`."""
         tensors = self.use()
         runner = self._code.runner(plan.name)
-        run = runner.run
-        if self._stream is not None and (memory := self._memory_of(plan.name, runner)) is not None:
-            run = functools.partial(_with_memory, runner.run, memory)
+        memory = None if self._stream is None else self._memory_of(plan.name, runner)
+        run = runner.run if memory is None else lambda arguments: runner.run(arguments, memory)
         return self._code.run(plan, run, inputs + [tensors[index] for index in plan.state])
 
     def _memory_of(self, method: str, runner: Runner) -> torch.Tensor | None:
@@ -199,28 +194,10 @@ class LocalState:
         self._stream = current
 
 
-def _with_memory(
-    run: Callable[..., list[torch.Tensor]], memory: torch.Tensor, arguments: list[torch.Tensor]
-) -> list[torch.Tensor]:
-    return run(arguments, memory)
-
-
 def empty_state(plan: MethodPlan, sizes: Mapping[str, int]) -> list[torch.Tensor]:
     """Returns the state that a method has at these sizes, without memory: on the device "meta"."""
     described = plan.described[len(plan.call.inputs) :]
     return [torch.empty(shape_at(each, sizes), dtype=getattr(torch, each.dtype), device="meta") for each in described]
-
-
-def state_bytes(manifest: Manifest, sizes: Mapping[str, int]) -> int:
-    """Returns the bytes of a session's state."""
-    return sum(math.prod(shape_at(each, sizes)) * ITEM_BYTES[each.dtype] for each in manifest.state)
-
-
-def state_dimensions(manifest: Manifest) -> dict[str, tuple[int, int]]:
-    """Returns the least and greatest number of each dimension of the state."""
-    names = {size.dimension for each in manifest.state for size in each.shape if isinstance(size, Size)}
-    found = {each.name: (each.min, each.max) for method in manifest.methods for each in method.call.dimensions}
-    return {name: limits for name, limits in found.items() if name in names}
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

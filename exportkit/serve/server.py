@@ -36,13 +36,10 @@ from exportkit.serve.engine.servable import check_packages
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.listeners import allow_files, is_loopback, open_port, reserve_port, url_host
-from exportkit.serve.operations.access_log import AccessLog
 from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
-from exportkit.serve.operations.http_server import HttpServer
-from exportkit.serve.operations.line_writer import LineWriter
+from exportkit.serve.operations.http_server import HttpServer, Tls, read_tls
 from exportkit.serve.operations.metrics import Metrics
-from exportkit.serve.operations.observation import Observation, Observer
-from exportkit.serve.operations.tls import Tls, read_tls
+from exportkit.serve.operations.observation import AccessLog, LineWriter, Observation, Observer
 from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
 from exportkit.serve.process_settings import collect_requests, keep_freed_memory, log_failures, shorten_switch_interval

@@ -28,9 +28,8 @@ from exportkit.progress import Progress, silent
 from exportkit.reference_model import ReferenceModel, ReferenceModelFiles, unnamed
 from exportkit.sizes import case_sizes
 from exportkit.verify.bisect_commands import CutGraph, CutPoint, FailedCall, GraphCut, GraphRead, ReadGraph
-from exportkit.verify.bisection import Outcome, bisect
 from exportkit.verify.eager_plan import plan_eager
-from exportkit.verify.located import Located, NodeError, node_errors
+from exportkit.verify.located import Located, NodeError, Outcome, bisect, node_errors
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Crashed, Mismatch, TimedOut, Verdict
 from exportkit.verify.report import Check, Report

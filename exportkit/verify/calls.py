@@ -11,16 +11,13 @@ from typing import Literal
 from exportkit.errors import CaseError
 from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import OUT_OF_RANGE, edge_case_in, moves_of
-from exportkit.progress import Progress
-from exportkit.sizes import case_label, case_sizes, label_of
-from exportkit.verify.commands import CallsDrawn, DrawCalls, GradientsCompared
+from exportkit.sizes import case_label, case_sizes, has_state, label_of
+from exportkit.verify.commands import CallsDrawn, CompareGradients, DrawCalls, GradientsCompared
 from exportkit.verify.eager import EagerProcess
-from exportkit.verify.eager_edge_cases import plan_edge_cases
-from exportkit.verify.eager_plan import EagerPlan
+from exportkit.verify.eager_plan import EagerPlan, plan_edge_cases
 from exportkit.verify.filled_memory import CONTENTS
 from exportkit.verify.gradient_checks import GradientChecks, cases_with_gradients, declared_gradients, verdict_of
 from exportkit.verify.layouts import MAX_LAID_OUT, Layouts, label_of_layouts, layouts_of
-from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
     CallFailed,
     EagerUnavailable,
@@ -31,8 +28,7 @@ from exportkit.verify.outcomes import (
     RefusedToo,
     Verdict,
 )
-from exportkit.verify.replay import ReplayProcess
-from exportkit.verify.replayer import ReplayEndedError, Replayer, ReplayTask, has_state
+from exportkit.verify.replayer import ReplayedTarget, ReplayEndedError, ReplayTask
 from exportkit.verify.report import Check
 from exportkit.verify.session_checks import SessionChecks
 
@@ -44,38 +40,30 @@ class TargetCalls:
     """The calls of a loaded target.
 
     Attributes:
-        target: The target's name.
-        replay: The process that runs the target.
+        target: The target.
         reader: The artifact.
-        options: The verification's options.
-        folder: A private directory for tensors.
-        progress: Called with each step before it starts.
         compiled: Whether the target is compiled code.
     """
 
-    target: str
-    replay: ReplayProcess
+    target: ReplayedTarget
     reader: PackageReader
-    options: VerifyOptions
-    folder: Path
-    progress: Progress
-    compiled: bool = True
+    compiled: bool
 
     def with_cases(self) -> Iterator[Check]:
         """Compares with each recorded case, in a session of its own if the case has state."""
-        from exportkit.runtime.case_tensors import read_case
+        from exportkit.runtime.loaded_cases import read_case
 
         manifest, laid_out = self.reader.manifest, 0
-        for index in self.options.cases or range(len(manifest.cases)):
+        for index in self.target.options.cases or range(len(manifest.cases)):
             case = manifest.cases[index]
             edge_case = edge_case_in(self.reader, case)
             label = f"case {index} ({case_label(case, edge_case)})"
-            self.progress(f"running {label} of {self.target}")
+            self.target.progress(f"running {label} of {self.target.name}")
             try:
                 read_case(self.reader, case)
             except CaseError as error:
                 failed = LoadFailed.of(error)
-                yield Check("cases", label, case_sizes(case), failed, target=self.target)
+                yield Check("cases", label, case_sizes(case), failed, target=self.target.name)
                 continue
             task = self._task(index, label)
             check = self._replayed("cases", task)
@@ -108,10 +96,7 @@ class TargetCalls:
         if not found:
             return
         tasks = [self._task(index, f"case {index}") for index in found]
-        checks = SessionChecks(
-            self.target, self.replay, manifest, self.options, self.folder, self.progress, tasks[0], tasks[-1]
-        )
-        yield from checks.checks()
+        yield from SessionChecks(self.target, tasks[0], tasks[-1]).checks()
         for task in tasks:
             task.file.unlink()
 
@@ -121,8 +106,7 @@ class TargetCalls:
         # Between two values that tie, or at an infinity, there is no gradient to hold them to.
         smooth = [n for n in cases_with_gradients(manifest) if not edge_case_in(self.reader, manifest.cases[n])]
         tasks = [self._task(index, f"case {index}") for index in smooth]
-        checks = GradientChecks(self.target, self.replay, manifest, self.folder, self.progress, self.options.seed)
-        yield from checks.checks(tasks)
+        yield from GradientChecks(self.target).checks(tasks)
         for task in tasks:
             task.file.unlink()
 
@@ -131,19 +115,21 @@ class TargetCalls:
         for plan in plans:
             if not plan.sizes.sizes:
                 nothing = EagerUnavailable("; ".join(plan.sizes.skipped), eager.required)
-                yield Check("eager", plan.labelled("the sizes"), {}, nothing, target=self.target)
+                yield Check("eager", plan.labelled("the sizes"), {}, nothing, target=self.target.name)
         if not any(plan.sizes.sizes for plan in plans):
             return
         if not eager.made and eager.model is not None:
-            self.progress(f"making the eager model {eager.model}")
+            self.target.progress(f"making the eager model {eager.model}")
         if (objection := eager.make()) is not None:
-            yield Check("eager", "the eager model", {}, objection, target=self.target)
+            yield Check("eager", "the eager model", {}, objection, target=self.target.name)
             return
         for plan in plans:
             yield from self._beside_eager(eager, plan)
             if not eager.alive:
                 return
-            if self.options.against == "eager":  # else the recorded cases have been replayed, with their edge values
+            if (
+                self.target.options.against == "eager"
+            ):  # else the recorded cases have been replayed, with their edge values
                 yield from self._edge_cases_beside_eager(eager, plan)
                 if not eager.alive:
                     return
@@ -164,14 +150,15 @@ class TargetCalls:
         check = None
         for sizes in (plan.sizes.sizes[-1], *recorded):
             label = f"{plan.label(sizes)}, eager in a wider dtype"
-            self.progress(f"comparing gradients of eager with differences at {plan.label(sizes)}")
-            answer = eager.gradients(sizes, method=plan.method, label=label, seed=self.options.seed)
+            self.target.progress(f"comparing gradients of eager with differences at {plan.label(sizes)}")
+            command = CompareGradients(plan.method, dict(sizes), self.target.options.seed)
+            answer = eager.gradients(command, label=label)
             if not isinstance(answer, GradientsCompared):
-                check = Check("gradients", label, dict(sizes), answer, target=self.target)
+                check = Check("gradients", label, dict(sizes), answer, target=self.target.name)
                 break
             if answer.findings:
                 verdict = verdict_of(answer.findings, "eager")
-                check = Check("gradients", label, dict(sizes), verdict, target=self.target)
+                check = Check("gradients", label, dict(sizes), verdict, target=self.target.name)
             if not any(finding.blind for finding in answer.findings):
                 break
         if check is not None:
@@ -181,15 +168,15 @@ class TargetCalls:
         """Compares at the edge values of the recorded cases, drawn anew, where every right kernel agrees."""
         if plan.method is None:
             return
-        for number, edge_case in enumerate(plan_edge_cases(self.reader, plan.method, self.options.shapes)):
-            label, seed = plan.labelled(edge_case.label), self.options.seed + _EDGE_SEED + number
-            self.progress(f"comparing {self.target} with eager at {label}")
+        for number, edge_case in enumerate(plan_edge_cases(self.reader, plan.method, self.target.options.shapes)):
+            label, seed = plan.labelled(edge_case.label), self.target.options.seed + _EDGE_SEED + number
+            self.target.progress(f"comparing {self.target.name} with eager at {label}")
             command = DrawCalls(
                 plan.method, dict(edge_case.sizes), seed, str(self._eager_file(number)), dict(edge_case.kinds)
             )
             answer = eager.draw(command, label=label)
             if isinstance(answer, CallsDrawn) and answer.left_out:
-                self.progress(f"leaving out {label}: {answer.left_out}")
+                self.target.progress(f"leaving out {label}: {answer.left_out}")
                 continue
             check = self._drawn(answer, label, command)
             yield replace(check, calls=0, beside=check.calls)
@@ -202,28 +189,27 @@ class TargetCalls:
         On a GPU, eager would lose its process to them.
         """
         manifest = self.reader.manifest
-        on_cpu = any(each.name == self.target and each.device == "cpu" for each in manifest.targets)
+        on_cpu = any(each.name == self.target.name and each.device == "cpu" for each in manifest.targets)
         if plan.method is None or not plan.sizes.sizes or not on_cpu:
             return
         indices = [each.name for each in manifest.method(plan.method).call.inputs if each.dtype in ("int32", "int64")]
         sizes, file = plan.sizes.sizes[0], self._eager_file(0)
         for name, kind in itertools.product(indices, OUT_OF_RANGE):
             label = plan.labelled(f"{label_of(sizes)}; a value {kind} in {name}".removeprefix("; "))
-            self.progress(f"comparing {self.target} with eager at {label}")
+            self.target.progress(f"comparing {self.target.name} with eager at {label}")
             answer = eager.draw(
-                DrawCalls(plan.method, dict(sizes), self.options.seed, str(file), {name: kind}), label=label
+                DrawCalls(plan.method, dict(sizes), self.target.options.seed, str(file), {name: kind}), label=label
             )
             if not isinstance(answer, CallsDrawn):
-                yield Check("eager", label, dict(sizes), answer, target=self.target)
+                yield Check("eager", label, dict(sizes), answer, target=self.target.name)
                 return
             if answer.refused:
                 verdict = self._refusal(ReplayTask(label, answer.case, file))
-                yield Check("eager", label, dict(sizes), verdict, target=self.target)
+                yield Check("eager", label, dict(sizes), verdict, target=self.target.name)
 
     def _refusal(self, task: ReplayTask) -> Verdict:
-        doing = f"running {task.label} of {self.target}"
         try:
-            with Replayer(task, self.replay, self.reader.manifest, self.folder, doing=doing) as replayer:
+            with self.target.replayer(task) as replayer:
                 replayer.run()
         except ReplayEndedError as ended:
             refused = isinstance(ended.verdict, CallFailed) and ended.verdict.error in (
@@ -236,12 +222,12 @@ class TargetCalls:
     def _beside_eager(self, eager: EagerProcess, plan: EagerPlan) -> Iterator[Check]:
         """Compares at each planned size. Eager makes the next calls while the target makes these."""
         commands = [
-            DrawCalls(plan.method, dict(sizes), self.options.seed + number, str(self._eager_file(number)), {})
+            DrawCalls(plan.method, dict(sizes), self.target.options.seed + number, str(self._eager_file(number)), {})
             for number, sizes in enumerate(plan.sizes.sizes)
         ]
         for command, then in zip(commands, [*commands[1:], None]):
             label = plan.label(command.sizes)
-            self.progress(f"comparing {self.target} with eager at {label}")
+            self.target.progress(f"comparing {self.target.name} with eager at {label}")
             answer = eager.draw(command, label=label, then=then)
             yield self._drawn(answer, label, command)
             if not isinstance(answer, CallsDrawn) and not eager.alive:
@@ -249,7 +235,7 @@ class TargetCalls:
 
     def _eager_file(self, number: int) -> Path:
         """Returns where eager writes calls: not where those are that the target makes meanwhile."""
-        return self.folder / f"eager-{number % 2}.safetensors"
+        return self.target.folder / f"eager-{number % 2}.safetensors"
 
     def _drawn(self, answer: CallsDrawn | Verdict, label: str, command: DrawCalls) -> Check:
         """Makes the calls that eager has answered in a file, and judges the answers."""
@@ -257,12 +243,12 @@ class TargetCalls:
 
         sizes, file = command.sizes, Path(command.file)
         if not isinstance(answer, CallsDrawn):
-            return Check("eager", label, dict(sizes), answer, target=self.target)
+            return Check("eager", label, dict(sizes), answer, target=self.target.name)
         task = ReplayTask(label, answer.case, file, moves=moves_of(file.read_bytes()))
-        judge = Judge(self.reader.manifest, self.options, fresh=True)
+        judge = Judge(self.reader.manifest, self.target.options, fresh=True)
         for call, structure in enumerate(answer.structures):
             if (wrong := judge.structure(task, call, structure)) is not None:
-                return Check("eager", label, dict(sizes), wrong, target=self.target)
+                return Check("eager", label, dict(sizes), wrong, target=self.target.name)
         check = self._replayed("eager", task)
         file.unlink()
         return check
@@ -282,25 +268,24 @@ class TargetCalls:
 
         from exportkit.verify.judging import Judge
 
-        manifest, sizes = self.reader.manifest, case_sizes(task.case)
-        doing = f"running {task.label} of {self.target}"
+        sizes = case_sizes(task.case)
         seconds: float | None = None
         verdict: Verdict
         try:
-            with Replayer(task, self.replay, manifest, self.folder, doing=doing) as replayer:
+            with self.target.replayer(task) as replayer:
                 replayer.run()
                 seconds = replayer.seconds
                 expected = load_file(task.file)
                 if any(key.startswith("state.") for key in expected):
                     replayer.read_state()
-            judge = Judge(manifest, self.options, fresh=against == "eager")
+            judge = Judge(self.reader.manifest, self.target.options, fresh=against == "eager")
             verdict = judge.verdict(task, expected, replayer.tensors, replayer.structures)
         except ReplayEndedError as ended:
             verdict = ended.verdict
         calls = 0 if seconds is None else len(task.case.calls)
-        return Check(against, task.label, sizes, verdict, seconds, self.target, calls)
+        return Check(against, task.label, sizes, verdict, seconds, self.target.name, calls)
 
     def _task(self, index: int, label: str) -> ReplayTask:
-        case, file = self.reader.manifest.cases[index], self.folder / f"case-{index}.safetensors"
+        case, file = self.reader.manifest.cases[index], self.target.folder / f"case-{index}.safetensors"
         self.reader.extract(case.record, file)
         return ReplayTask(label, case, file, moves=moves_of(file.read_bytes()))

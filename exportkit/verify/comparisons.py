@@ -110,7 +110,26 @@ _UNJUDGED = "cannot be judged: eager moves by as much when it rounds otherwise"
 
 
 @dataclass(frozen=True)
-class GradientFinding:
+class PathFinding:
+    """How far a gradient is off along a path, of what it is compared with.
+
+    Attributes:
+        wrong: Whether it differs by more than rounding and the rules of integration explain.
+        off: The difference, relative to the change of the output along the path.
+        visible: The least difference that would be seen; inf if the outputs are not finite.
+        change: The change of the output along that path.
+        work: What the gradient promises for it.
+    """
+
+    wrong: bool
+    off: float
+    visible: float
+    change: float
+    work: float
+
+
+@dataclass(frozen=True)
+class GradientFinding(PathFinding):
     """How a declared gradient compares with differences of what it is the gradient of.
 
     Attributes:
@@ -118,22 +137,12 @@ class GradientFinding:
         of: The output that it is the gradient of.
         input: The input that it is with respect to.
         scale: The factor that it is declared to have.
-        wrong: Whether it differs by more than rounding explains.
-        off: The difference, relative to the change of the output along a path.
-        visible: The least difference that would be seen; inf if the outputs are not finite.
-        change: The change of the output along that path.
-        work: What the gradient promises for it.
     """
 
     output: str
     of: str
     input: str
     scale: float
-    wrong: bool
-    off: float
-    visible: float
-    change: float
-    work: float
 
     @property
     def blind(self) -> bool:

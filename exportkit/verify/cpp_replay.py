@@ -22,12 +22,12 @@ from exportkit.package.case_files import (
     state_keys,
 )
 from exportkit.package.manifest import Accuracy, PackagedMethod
-from exportkit.sizes import case_label, case_sizes, shape_at
+from exportkit.sizes import case_label, case_sizes, shape_at, state_sizes
 from exportkit.verify.comparisons import OutputComparison, OutputError
 from exportkit.verify.filled_memory import CONTENTS, MALLOC_BYTES, Content
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import CallFailed, Crashed, LoadFailed, TimedOut, Verdict
-from exportkit.verify.replayer import ReplayTask, state_sizes
+from exportkit.verify.replayer import ReplayTask
 from exportkit.verify.report import Check
 from exportkit.verify.value_verdicts import judged
 from exportkit.verify.verify_worker import LOAD_TIMEOUT

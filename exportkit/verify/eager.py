@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Self
 
 from exportkit.child.messages import Failed
@@ -123,18 +122,10 @@ class EagerProcess:
         return EagerFailed(answer.error, answer.detail, doing) if isinstance(answer, Failed) else answer
 
     def gradients(
-        self, sizes: Mapping[str, int], *, method: str, label: str, seed: int
+        self, command: CompareGradients, *, label: str
     ) -> GradientsCompared | EagerFailed | Crashed | TimedOut:
-        """Compares the gradients of a method with differences. Needs `make` first.
-
-        Args:
-            sizes: The sizes by dimension.
-            method: The method to call.
-            label: The name of the comparison, for messages.
-            seed: The seed of the values.
-        """
+        """Compares gradients with differences. `label` names the comparison in messages. Needs `make` first."""
         assert self._worker is not None
         doing = f"comparing gradients with differences at {label}"
-        command = CompareGradients(method, dict(sizes), seed)
         answer = self._worker.ask(command, GradientsCompared, doing=doing, timeout=self._options.timeout)
         return EagerFailed(answer.error, answer.detail, doing) if isinstance(answer, Failed) else answer

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import UnsetType
 from msgspec.structs import replace
 
 from exportkit.package.manifest import Call, Case, GradientOf, Manifest, PackagedMethod
-from exportkit.progress import Progress
 from exportkit.sizes import case_sizes
 from exportkit.verify.comparisons import GradientFinding
 from exportkit.verify.outcomes import GradientsHold, Verdict, WrongGradient
-from exportkit.verify.replay import ReplayProcess
-from exportkit.verify.replayer import ReplayEndedError, Replayer, ReplayTask
+from exportkit.verify.replayer import ReplayedTarget, ReplayEndedError, ReplayTask
 from exportkit.verify.report import Check
 
 if TYPE_CHECKING:
     import torch
 
 _CASES = 2  # of each method
+_DOING = "comparing gradients with differences at"
 
 CallAll = Callable[[Sequence[Sequence["torch.Tensor"]]], Sequence[Sequence["torch.Tensor"]]]
 
@@ -38,30 +36,20 @@ class GradientChecks:
     """Holds the gradients of a loaded target to differences of its outputs.
 
     Attributes:
-        target: The target's name.
-        replay: The process that runs the target.
-        manifest: The package's manifest.
-        folder: A private directory for tensors.
-        progress: Called with each step before it starts.
-        seed: The seed of the directions.
+        target: The target. Its options have the seed of the directions.
     """
 
-    target: str
-    replay: ReplayProcess
-    manifest: Manifest
-    folder: Path
-    progress: Progress
-    seed: int
+    target: ReplayedTarget
 
     def checks(self, tasks: Iterable[ReplayTask]) -> Iterator[Check]:
         """Yields a check for each of the first cases of a method that has gradients."""
         seen: dict[str, int] = {}
         for task in tasks:
-            method = self.manifest.method(task.case.calls[0].method)
+            method = self.target.manifest.method(task.case.calls[0].method)
             seen[method.name] = seen.get(method.name, 0) + 1
             if seen[method.name] > _CASES:
                 continue
-            self.progress(f"comparing gradients with differences at {task.label} of {self.target}")
+            self.target.progress(f"{_DOING} {task.label} of {self.target.name}")
             yield self._check(task, method)
 
     def _check(self, task: ReplayTask, method: PackagedMethod) -> Check:
@@ -75,10 +63,10 @@ class GradientChecks:
 
         verdict: Verdict
         try:
-            verdict = verdict_of(gradient_findings(method.call, inputs, answers, seed=self.seed), "")
+            verdict = verdict_of(gradient_findings(method.call, inputs, answers, seed=self.target.options.seed), "")
         except ReplayEndedError as ended:
             verdict = ended.verdict
-        return Check("gradients", task.label, case_sizes(task.case), verdict, target=self.target)
+        return Check("gradients", task.label, case_sizes(task.case), verdict, target=self.target.name)
 
     def _answers(
         self, task: ReplayTask, places: Sequence[Sequence[torch.Tensor]], outputs: int
@@ -86,13 +74,10 @@ class GradientChecks:
         """Calls the package with each of several inputs."""
         from safetensors.torch import save_file
 
-        file = self.folder / "gradients.safetensors"
+        file = self.target.folder / "gradients.safetensors"
         save_file({f"{n}.input.{i}": t.clone() for n, each in enumerate(places) for i, t in enumerate(each)}, file)
         case = replace(task.case, calls=task.case.calls[:1] * len(places))
-        doing = f"comparing gradients with differences at {task.label} of {self.target}"
-        with Replayer(
-            ReplayTask(task.label, case, file), self.replay, self.manifest, self.folder, doing=doing
-        ) as replayer:
+        with self.target.replayer(ReplayTask(task.label, case, file), doing=_DOING) as replayer:
             replayer.run()
         file.unlink()
         return [[replayer.tensors[f"{n}.output.{i}"] for i in range(outputs)] for n in range(len(places))]
@@ -167,9 +152,5 @@ def gradient_findings(
 
         start = inputs[place].detach().cpu()
         along = held_along_paths(evaluate, start, seed=seed, precision=coarsest if precision is None else precision)
-        found.append(
-            GradientFinding(
-                name, of.output, of.input, of.scale, along.wrong, along.off, along.visible, along.change, along.work
-            )
-        )
+        found.append(GradientFinding(**vars(along), output=name, of=of.output, input=of.input, scale=of.scale))
     return found

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from exportkit.verify.comparisons import PathFinding
+
 # By input: the sum of the output, and what ought to be its gradient.
 Evaluate = Callable[[Sequence[torch.Tensor]], Sequence[tuple[float, torch.Tensor]]]
 
@@ -23,25 +25,6 @@ _PROBES = 8
 _BLIND = 0.1  # a path that sees only errors above this one
 _SAFETY = 3.0
 _STEPS = 8  # of the finer rule; the coarser one has half of them
-
-
-@dataclass(frozen=True)
-class PathFinding:
-    """How far a gradient is off, of what it is compared with.
-
-    Attributes:
-        wrong: Whether that is more than rounding and the rules of integration explain.
-        off: The difference, relative to the work.
-        visible: The least difference that would be seen.
-        change: The change of the output along the path of `off`.
-        work: What the gradient promises for it.
-    """
-
-    wrong: bool
-    off: float
-    visible: float
-    change: float
-    work: float
 
 
 def held_along_paths(evaluate: Evaluate, start: torch.Tensor, *, seed: int, precision: float) -> PathFinding:

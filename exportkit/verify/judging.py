@@ -18,12 +18,13 @@ from exportkit.package.case_files import (
     state_results,
 )
 from exportkit.package.manifest import Case, Manifest, Node, TensorOutput
+from exportkit.sizes import state_sizes
 from exportkit.tensor_bytes import tensor_bytes
 from exportkit.verify.compare import Reference, compare_outputs
 from exportkit.verify.comparisons import OutputComparison
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Verdict, WrongDtype, WrongShape, WrongStructure
-from exportkit.verify.replayer import ReplayTask, state_sizes
+from exportkit.verify.replayer import ReplayTask
 from exportkit.verify.value_verdicts import Judged, Match, judged
 
 

@@ -11,10 +11,10 @@ import torch
 from torch.utils._pytree import tree_structure
 
 from exportkit.package.archive import PackageReader
-from exportkit.package.dtypes import DTYPES
-from exportkit.package.manifest import Manifest, PackagedMethod, Size, StateTensor
+from exportkit.package.manifest import Manifest, PackagedMethod
 from exportkit.package.structure import flatten, plain, unflatten
 from exportkit.program_reader import read_program
+from exportkit.runtime.state import StatePlan
 
 STATE_ARGUMENT = "exportkit_state"  # of a program: a tuple of the state's tensors
 
@@ -33,13 +33,12 @@ class ReplayedProgram:
         self._programs: dict[str, Callable[..., Any]] = {}
         program = reader.manifest.program
         assert program is not None
-        with reader:
-            reader.verify()
-            for method, record in program.records.items():
-                unpacked = Path(self._folder.name) / f"{method}.pt2"
-                reader.extract(record, unpacked)
-                self._programs[method] = read_program(unpacked).module()
-            self._initial = {each.name: _initial(reader, each) for each in reader.manifest.state}
+        reader.verify()
+        for method, record in program.records.items():
+            unpacked = Path(self._folder.name) / f"{method}.pt2"
+            reader.extract(record, unpacked)
+            self._programs[method] = read_program(unpacked).module()
+        self._state = StatePlan(reader, torch.device(device))
         self.methods = {
             method.name: _Method(method, self._programs[method.name], ())
             for method in reader.manifest.methods
@@ -48,11 +47,10 @@ class ReplayedProgram:
 
     def session(self, **sizes: int) -> ProgramSession:
         """Opens a session with these sizes of the state."""
-        state = {}
-        for each in self._manifest.state:
-            shape = [size.at(sizes) if isinstance(size, Size) else size for size in each.shape]
-            state[each.name] = self._initial[each.name].expand(shape).contiguous().clone().to(self._device)
-        return ProgramSession(self._manifest, self._programs, state)
+        tensors = self._state.new(sizes)
+        self._state.initialise(tensors)
+        names = [each.name for each in self._manifest.state]
+        return ProgramSession(self._manifest, self._programs, dict(zip(names, tensors)))
 
     def synchronize(self) -> None:
         """Waits for its GPU."""
@@ -103,13 +101,3 @@ class _Method:
             return result
         named = unflatten(self._call.result, leaves)
         return named if tree_structure(plain(named)) == tree_structure(result) else result
-
-
-def _initial(reader: PackageReader, state: StateTensor) -> torch.Tensor:
-    """Returns what a state begins with: one row where a size varies."""
-    shape = [1 if isinstance(size, Size) else size for size in state.shape]
-    dtype = getattr(torch, state.dtype)
-    assert state.dtype in DTYPES
-    if state.initial is None:
-        return torch.zeros(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(reader.read(state.initial)), dtype=dtype).reshape(shape)

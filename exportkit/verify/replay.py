@@ -21,7 +21,6 @@ from exportkit.verify.commands import (
     SessionReady,
     UseSession,
 )
-from exportkit.verify.filled_memory import Content
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import CallFailed, Crashed, LoadFailed, MissingOperator, NotRun, TimedOut, Verdict
 from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
@@ -126,31 +125,8 @@ class ReplayProcess:
         answer = worker.hear(ArtifactLoaded, doing="loading the artifact", timeout=timeout)
         return _load_failure(answer) if isinstance(answer, Failed) else answer
 
-    def call(
-        self,
-        inputs: Path,
-        outputs: Path,
-        *,
-        doing: str,
-        number: int = 0,
-        method: str | None = None,
-        session: int | None = None,
-        layouts: tuple[str, ...] = (),
-        memory: Content = "",
-    ) -> ModelCalled | Verdict:
-        """Calls the model with the tensors of one file and writes its outputs to another.
-
-        Args:
-            inputs: A safetensors file with `<number>.input.<i>`.
-            outputs: The file to write, with `<number>.output.<i>` and `<number>.written.<i>`.
-            doing: A description of the call, for messages.
-            number: The number of the call in its sequence.
-            method: The method to call; None for the default one.
-            session: An open session; None for a method without state.
-            layouts: The layout of each input in memory.
-            memory: What memory is filled with before.
-        """
-        command = CallModel(str(inputs), str(outputs), number, method, session, layouts, memory)
+    def call(self, command: CallModel, *, doing: str) -> ModelCalled | Verdict:
+        """Tells the process to call the model. Messages say what it was doing."""
         return self._ask(command, ModelCalled, doing)
 
     def use(self, command: UseSession, *, doing: str) -> SessionReady | Verdict:

@@ -76,13 +76,12 @@ class Replay:
             return self._run(command)
 
     def _run(self, command: CallModel) -> ModelCalled:
-        import msgspec
         import torch
         from safetensors import safe_open
         from safetensors.torch import save_file
 
-        from exportkit.package.case_files import named_results, named_tensors, result_keys
-        from exportkit.package.structure import flatten, unflatten
+        from exportkit.package.structure import arguments
+        from exportkit.runtime.loaded_cases import answers_of
         from exportkit.verify.layouts import laid_out
 
         method = self._manifest.method(command.method)
@@ -90,13 +89,7 @@ class Replay:
         with safe_open(command.inputs, framework="pt", device=self._device) as file:
             flat = [file.get_tensor(f"{number}.input.{i}") for i in range(len(call.inputs))]
         flat = [laid_out(tensor, layout) for tensor, layout in zip(flat, command.layouts or [""] * len(flat))]
-        args, kwargs = [], {}
-        for parameter in call.parameters:
-            value = unflatten(parameter.value, flat)
-            if parameter.kind == "positional":
-                args.append(value)
-            else:
-                kwargs[parameter.name] = value
+        args, kwargs = arguments(call, flat)
         session = command.session
         owner = self._model if session is None else self._sessions[session]
         called = owner.methods[method.name]
@@ -105,11 +98,9 @@ class Replay:
             result = called(*args, **kwargs)
             owner.synchronize()  # says what a call on a GPU refused, too
         seconds = time.perf_counter() - start
-        node, leaves = flatten(result, lambda leaf: isinstance(leaf, torch.Tensor))
-        written = {f"written.{each.name}": flat[i] for i, each in enumerate(call.inputs) if each.written is not None}
-        answers = named_tensors(f"{number}.output", leaves) | named_results(result_keys(number, call), written)
+        answers, structure = answers_of(number, call, result, flat)
         save_file(answers, command.outputs)
-        return ModelCalled(seconds, msgspec.json.encode(node).decode())
+        return ModelCalled(seconds, structure)
 
     def use(self, command: UseSession) -> SessionReady:
         """Does something with a session."""

@@ -9,9 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from exportkit.package.manifest import Accuracy, Case, Manifest, Size
-from exportkit.verify.commands import ModelCalled, SessionReady, UseSession
+from exportkit.package.manifest import Accuracy, Case, Manifest
+from exportkit.progress import Progress
+from exportkit.sizes import has_state, state_sizes
+from exportkit.verify.commands import CallModel, ModelCalled, SessionReady, UseSession
 from exportkit.verify.filled_memory import Content
+from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import CallFailed, Verdict
 from exportkit.verify.replay import ReplayProcess
 
@@ -53,15 +56,30 @@ class ReplayTask:
         return f"call {number} ({calls[number].method})" if len(calls) > 1 else "the call"
 
 
-def has_state(manifest: Manifest, case: Case) -> bool:
-    """Returns whether a case needs a session."""
-    return any(manifest.method(call.method).state for call in case.calls)
+@dataclass(frozen=True)
+class ReplayedTarget:
+    """A target that the replay process has loaded.
 
+    Attributes:
+        name: The target's name.
+        process: The process that runs it.
+        manifest: The package's manifest.
+        options: The verification's options.
+        folder: A private directory for tensors.
+        progress: Called with each step before it starts.
+    """
 
-def state_sizes(manifest: Manifest, case: Case) -> dict[str, int]:
-    """Returns the sizes of the state in a case, by dimension."""
-    wanted = {size.dimension for each in manifest.state for size in each.shape if isinstance(size, Size)}
-    return {name: size for call in case.calls for name, size in call.sizes.items() if name in wanted}
+    name: str
+    process: ReplayProcess
+    manifest: Manifest
+    options: VerifyOptions
+    folder: Path
+    progress: Progress
+
+    def replayer(self, task: ReplayTask, *, doing: str = "running", more: str = "") -> Replayer:
+        """Returns what makes the calls of a task. Messages are such as "running case 0 of cpu, in turns"."""
+        said = f"{doing} {task.label} of {self.name}{more and f', {more}'}"
+        return Replayer(task, self.process, self.manifest, self.folder, doing=said)
 
 
 class Replayer:
@@ -125,16 +143,17 @@ class Replayer:
         outputs = self._folder / f"answer-{next(self._numbers)}.safetensors"
         several = len(self.task.case.calls) > 1
         name = self.task.call_name(number)
-        answer = self._replay.call(
-            self.task.file,
-            outputs,
-            doing=f"{self._doing}, {name}" if several else self._doing,
+        method = self.task.case.calls[number].method
+        command = CallModel(
+            inputs=str(self.task.file),
+            outputs=str(outputs),
             number=number,
-            method=self.task.case.calls[number].method,
+            method=method,
             session=self._session,
-            layouts=self.task.layouts.get(self.task.case.calls[number].method, ()),
+            layouts=self.task.layouts.get(method, ()),
             memory=self.task.memory,
         )
+        answer = self._replay.call(command, doing=f"{self._doing}, {name}" if several else self._doing)
         if isinstance(answer, CallFailed) and several:
             answer = CallFailed(answer.error, answer.detail, name)
         if not isinstance(answer, ModelCalled):

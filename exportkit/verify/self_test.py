@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import torch
 
 from exportkit.errors import WrongResultError
-from exportkit.package.case_files import result_keys, state_keys
-from exportkit.package.manifest import Manifest
-from exportkit.package.structure import flatten
+from exportkit.package.case_files import named_results, state_keys
+from exportkit.package.structure import arguments
 from exportkit.precision import with_tf32
-from exportkit.runtime.loaded_cases import LoadedCall, LoadedCase
+from exportkit.runtime.loaded_cases import answers_of
 from exportkit.runtime.model import Model
+from exportkit.runtime.session import Session
+from exportkit.sizes import has_state, state_sizes
 from exportkit.verify.judging import Judge
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Verdict
-from exportkit.verify.replayer import ReplayTask, has_state
-
-_Tensors = dict[str, torch.Tensor]
+from exportkit.verify.replayer import ReplayTask
 
 
 def self_test(model: Model) -> None:
@@ -42,7 +38,8 @@ def self_test(model: Model) -> None:
         ModelClosedError: The model was closed.
     """
     for place in range(len(model.cases)):
-        verdict = replay_case(model, place)
+        with with_tf32(model.manifest.provenance.tf32):
+            verdict = replay_case(model, place)
         if verdict.wrong:
             raise WrongResultError(
                 f"{model.manifest.name} answers its recorded case {place} wrongly on {model.device}: {verdict.message}",
@@ -52,61 +49,23 @@ def self_test(model: Model) -> None:
 
 def replay_case(model: Model, place: int) -> Verdict:
     """Replays a recorded case of a loaded model, and judges the answers. Raises the errors of `Model.__call__`."""
-    manifest, case = model.manifest, model.cases[place]
-    recorded = manifest.cases[place]
-    expected = _recorded(manifest, case)  # before the calls, which may write into inputs
-    answers: _Tensors = {}
+    manifest, case = model.manifest, model.manifest.cases[place]
+    file = model.cases.file(case)
+    answers: dict[str, torch.Tensor] = {}
     structures = {}
-    with torch.no_grad(), with_tf32(manifest.provenance.tf32), ExitStack() as stack:
-        session = stack.enter_context(model.session(**case.state_sizes)) if has_state(manifest, recorded) else None
-        for number, call in enumerate(case.calls):
-            method = model.methods[call.method] if session is None else session.methods[call.method]
-            given, structures[number] = _answers(manifest, method, call, number)
+    with torch.no_grad(), ExitStack() as stack:
+        session: Session | None = None
+        if has_state(manifest, case):
+            session = stack.enter_context(model.session(**state_sizes(manifest, case)))
+        for number, recorded in enumerate(case.calls):
+            call, method = manifest.method(recorded.method).call, (session or model).methods[recorded.method]
+            # Copies: calls may write into their inputs, and do so only where these are aligned.
+            names = (f"{number}.input.{index}" for index in range(len(call.inputs)))
+            inputs = [file.tensors[name].to(model.device, copy=True) for name in names]
+            args, kwargs = arguments(call, inputs)
+            given, structures[number] = answers_of(number, call, method(*args, **kwargs), inputs)
             answers |= given
         if session is not None:
-            answers |= _named(state_keys(manifest.state), session.state)
-    keys = state_keys(manifest.state)
-    moves = {keys[name]: each for name, each in case.state_moves.items()}
-    for number, call in enumerate(case.calls):
-        keys = result_keys(number, manifest.method(call.method).call)
-        moves |= {keys[name]: each for name, each in call.moves.items()}
-    task = ReplayTask(f"case {place}", recorded, Path(), moves=moves)
-    return Judge(manifest, VerifyOptions()).verdict(task, expected, answers, structures)
-
-
-def _recorded(manifest: Manifest, case: LoadedCase) -> _Tensors:
-    """Returns what eager answered, by the tensors' names in a file."""
-    expected: _Tensors = {}
-    for number, recorded in enumerate(case.calls):
-        call = manifest.method(recorded.method).call
-        results = dict(zip((each.name for each in call.outputs), _tensors(recorded.outputs)))
-        written = {f"written.{name}": tensor for name, tensor in recorded.written.items()}
-        expected |= _named(result_keys(number, call), results | written)
-        expected |= _named(result_keys(number, call, reference=True), recorded.references)
-    expected |= _named(state_keys(manifest.state), case.state)
-    return expected | _named(state_keys(manifest.state, reference=True), case.state_references)
-
-
-def _answers(manifest: Manifest, method: Callable[..., Any], recorded: LoadedCall, number: int) -> tuple[_Tensors, str]:
-    """Makes a recorded call. Returns what it gave, by the names in a file, and the structure of its result."""
-    call = manifest.method(recorded.method).call
-    result = method(*recorded.args, **recorded.kwargs)
-    node, leaves = flatten(result, _is_tensor)
-    positional = iter(recorded.args)
-    given = [next(positional) if each.kind == "positional" else recorded.kwargs[each.name] for each in call.parameters]
-    written = {f"written.{each.name}": tensor for each, tensor in zip(call.inputs, _tensors(given)) if each.written}
-    answers = {f"{number}.output.{i}": tensor.clone() for i, tensor in enumerate(leaves)}
-    return answers | _named(result_keys(number, call), written), msgspec.json.encode(node).decode()
-
-
-def _named(keys: Mapping[str, str], results: Mapping[str, torch.Tensor]) -> _Tensors:
-    """Returns copies of the results that are there, by their names in a file: later calls write into the state."""
-    return {key: results[name].clone() for name, key in keys.items() if name in results}
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return flatten(value, _is_tensor)[1]
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
+            answers |= named_results(state_keys(manifest.state), session.state)
+    task = ReplayTask(f"case {place}", case, Path(), moves=file.moves)
+    return Judge(manifest, VerifyOptions()).verdict(task, file.tensors, answers, structures)

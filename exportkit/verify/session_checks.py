@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exportkit.package.dtypes import ITEM_BYTES
-from exportkit.package.manifest import Manifest, Size
-from exportkit.progress import Progress
-from exportkit.verify.options import VerifyOptions
+from exportkit.sizes import state_bytes, state_sizes
 from exportkit.verify.outcomes import (
     ForkSharesState,
     ForkWithoutState,
@@ -22,8 +17,7 @@ from exportkit.verify.outcomes import (
     SharedState,
     Verdict,
 )
-from exportkit.verify.replay import ReplayProcess
-from exportkit.verify.replayer import ReplayEndedError, Replayer, ReplayTask, state_sizes
+from exportkit.verify.replayer import ReplayedTarget, ReplayEndedError, Replayer, ReplayTask
 from exportkit.verify.report import Check
 
 if TYPE_CHECKING:
@@ -39,22 +33,12 @@ class SessionChecks:
     """Compares sessions with one that has the same calls and the process to itself.
 
     Attributes:
-        target: The target's name.
-        replay: The process that runs the target.
-        manifest: The package's manifest.
-        options: The verification's options.
-        folder: A private directory for tensors.
-        progress: Called with each step before it starts.
+        target: The target.
         one: Calls with state.
         other: Calls with state, for a second session. They may be the same.
     """
 
-    target: str
-    replay: ReplayProcess
-    manifest: Manifest
-    options: VerifyOptions
-    folder: Path
-    progress: Progress
+    target: ReplayedTarget
     one: ReplayTask
     other: ReplayTask
 
@@ -69,7 +53,7 @@ class SessionChecks:
         }
         self._repeatable, self._calls = True, 0
         for what, check in promises.items():
-            self.progress(f"checking {what} with {self.one.label} of {self.target}")
+            self.target.progress(f"checking {what} with {self.one.label} of {self.target.name}")
             self._calls = 0
             try:
                 verdict = check()
@@ -78,7 +62,7 @@ class SessionChecks:
             if isinstance(verdict, SessionsAgree):
                 how = "equal bits" if self._repeatable else "right, in bits that the code does not repeat"
                 verdict = replace(verdict, calls=self._calls, how=how)
-            yield Check("sessions", what, {}, verdict, target=self.target, calls=self._calls)
+            yield Check("sessions", what, {}, verdict, target=self.target.name, calls=self._calls)
             if check == self._repeated and not isinstance(verdict, SessionsAgree):
                 return  # there is nothing to compare the others with
 
@@ -146,7 +130,7 @@ class SessionChecks:
 
     def _stored(self) -> Verdict:
         """Saves the state in the middle, and goes on in a second session that had another state."""
-        file = self.folder / "state-of-a-session.safetensors"
+        file = self.target.folder / "state-of-a-session.safetensors"
         with self._replayer(self.one, "before saving") as replayer, self._replayer(self.one, "after loading") as second:
             replayer.run(0, self._middle).store(file, load=False)
             second.spoil()
@@ -169,8 +153,7 @@ class SessionChecks:
         return self._all[self._middle :]
 
     def _replayer(self, task: ReplayTask, what: str) -> Replayer:
-        doing = f"running {task.label} of {self.target}, {what}"
-        return Replayer(task, self.replay, self.manifest, self.folder, doing=doing)
+        return self.target.replayer(task, more=what)
 
     def _finished(self, replayer: Replayer, start: int = 0) -> Replayer:
         """Makes the calls that are left, and reads the state."""
@@ -180,12 +163,8 @@ class SessionChecks:
 
     @property
     def _reads_state(self) -> bool:
-        sizes = state_sizes(self.manifest, self.one.case) | state_sizes(self.manifest, self.other.case)
-        total = 0
-        for each in self.manifest.state:
-            shape = (size.at(sizes) if isinstance(size, Size) else size for size in each.shape)
-            total += math.prod(shape) * ITEM_BYTES[each.dtype]
-        return total <= _MOST_STATE
+        sizes = state_sizes(self.target.manifest, self.one.case) | state_sizes(self.target.manifest, self.other.case)
+        return state_bytes(self.target.manifest, sizes) <= _MOST_STATE
 
     def _state_of(self, replayer: Replayer) -> Mapping[str, torch.Tensor]:
         if not self._reads_state:
@@ -212,14 +191,14 @@ class SessionChecks:
     def _difference_of_state(self, state: Mapping[str, torch.Tensor]) -> str | None:
         from exportkit.verify.judging import first_difference
 
-        return first_difference(self.manifest, self.one.case, self._begin, state, ())
+        return first_difference(self.target.manifest, self.one.case, self._begin, state, ())
 
     def _bits(
         self, task: ReplayTask, expected: Mapping[str, torch.Tensor], replayer: Replayer, calls: Sequence[int]
     ) -> str | None:
         from exportkit.verify.judging import first_difference
 
-        return first_difference(self.manifest, task.case, expected, replayer.tensors, calls)
+        return first_difference(self.target.manifest, task.case, expected, replayer.tensors, calls)
 
     def _judged(self, replayer: Replayer, calls: Sequence[int]) -> bool:
         """Returns whether answers are right by the verdict, for code that does not repeat its bits."""
@@ -227,7 +206,7 @@ class SessionChecks:
 
         from exportkit.verify.judging import Judge
 
-        judge: Judge = Judge(self.manifest, self.options)
+        judge: Judge = Judge(self.target.manifest, self.target.options)
         expected = load_file(replayer.task.file)
         return not judge.verdict(replayer.task, expected, replayer.tensors, replayer.structures, calls).wrong
 

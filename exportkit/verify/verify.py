@@ -29,6 +29,7 @@ from exportkit.verify.eager_plan import EagerPlan, plan_eager
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import LoadFailed, MissingOperator, Signed
 from exportkit.verify.replay import ReplayProcess
+from exportkit.verify.replayer import ReplayedTarget
 from exportkit.verify.report import Check, Report, TargetReport
 from exportkit.verify.run_plan import TargetRun, needed_libraries, onnx_run, target_runs
 
@@ -194,9 +195,8 @@ class _Verification:
                 self.checks.append(Check("package", "load", {}, loaded, target=run.name))
                 return TargetReport(run.name, run.device)
             self.version = loaded.version
-            calls = TargetCalls(
-                run.name, replay, self.reader, self.options, self.folder, self.progress, run.target is not None
-            )
+            target = ReplayedTarget(run.name, replay, self.manifest, self.options, self.folder, self.progress)
+            calls = TargetCalls(target, self.reader, run.target is not None)
             if self.options.against != "eager":
                 self.checks += calls.with_cases()
                 if run.target is not None and not self.options.cases:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from exportkit.arr_coc.bench import alternatives, operators, problem_sizes
+from exportkit.arr_coc.bench import operators, problem_sizes
 from exportkit.arr_coc.bench.operators import OperatorOptions, bench_operators
 from exportkit.arr_coc.ops import SPECS
 from exportkit.errors import UsageError, WrongResultError
@@ -92,16 +92,16 @@ def test_a_library_that_is_not_installed_or_computes_something_else_is_said(chan
         found = problem_sizes.subjects(CPU)["opponent_balance"].benchmarks
         return tuple(dataclasses.replace(benchmark, library=what) for benchmark in found)
 
-    changed("opponent_balance", benchmarks=library(alternatives.LibraryCall("x.y", abs, needs="no_such_package")))
+    changed("opponent_balance", benchmarks=library(problem_sizes.LibraryCall("x.y", abs, needs="no_such_package")))
     (row,) = bench(against=["library"], directions=["forward"])
     assert row.get("library").note == "no_such_package is not installed"
     changed(
         "opponent_balance",
-        benchmarks=library(alternatives.LibraryCall("zeros", lambda e, s, a, w: torch.zeros_like(e))),
+        benchmarks=library(problem_sizes.LibraryCall("zeros", lambda e, s, a, w: torch.zeros_like(e))),
     )
     (row,) = bench(against=["library"], directions=["forward"])
     assert "of its results differ" in row.get("library").note
-    changed("opponent_balance", benchmarks=library(alternatives.LibraryCall("broken", lambda *args: 1 / 0)))
+    changed("opponent_balance", benchmarks=library(problem_sizes.LibraryCall("broken", lambda *args: 1 / 0)))
     (row,) = bench(against=["library"], directions=["forward"])
     assert row.get("library").note.startswith("ZeroDivisionError")
     assert row.best is None

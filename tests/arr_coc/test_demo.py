@@ -44,8 +44,8 @@ def test_a_photograph_that_is_not_there_is_a_usage_error(capsys):
 
 
 def test_the_photographs_on_offer_are_those_there_are():
+    from exportkit.arr_coc.demo import PHOTOGRAPHS
     from exportkit.arr_coc.demo_command import command
-    from exportkit.arr_coc.model.photographs import PHOTOGRAPHS
 
     (choice,) = [parameter.type for parameter in command.params if parameter.name == "photograph"]
     assert tuple(choice.choices) == PHOTOGRAPHS

@@ -14,11 +14,9 @@ from exportkit.arr_coc import model as arr_coc
 from exportkit.arr_coc import ops
 from exportkit.arr_coc.ops import SPECS
 from exportkit.bench import packages
-from exportkit.bench.package_sizes import parse_sizes
 from exportkit.bench.packages import PackageOptions, bench_packages
-from exportkit.bench.references import NoOperators, OperatorCalledError, WithReferences
-from exportkit.bench.steps import StepsOf
-from exportkit.bench.timed_models import COMPILERS
+from exportkit.bench.steps import StepsOf, parse_sizes
+from exportkit.bench.timed_models import COMPILERS, NoOperators, OperatorCalledError, WithReferences
 from exportkit.errors import SignatureMissingError, UsageError, WrongResultError
 from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import edge_case_in

@@ -17,8 +17,8 @@ import tritonclient.http as triton
 
 import exportkit
 from exportkit.package import manifest as m
-from exportkit.serve.page import page_parts as module
-from exportkit.serve.page.page_parts import page_parts
+from exportkit.serve.page import page_routes as module
+from exportkit.serve.page.page_routes import page_parts
 from tests.contrast import CONTRASTS
 from tests.examples import example_packages
 from tests.examples.speech_example import page, recording, sound, speech_times

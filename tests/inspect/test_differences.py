@@ -17,8 +17,7 @@ import torch
 from safetensors.torch import save
 
 from exportkit.export.record.host_copies import elements
-from exportkit.inspect.comparing import compare_artifacts
-from exportkit.inspect.difference import Comparison
+from exportkit.inspect.comparing import Comparison, compare_artifacts
 from exportkit.onnx.files import sidecar_path
 from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader, write_package

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exportkit.inspect.stored_tensors import greatest_difference
+from exportkit.inspect.comparing import greatest_difference
 from exportkit.package.dtypes import DTYPES
 
 FLOATING = sorted(name for name in DTYPES if name.startswith(("float", "bfloat")))

@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, helper
 from safetensors.torch import load_file, save_file
 
-from exportkit.bench.onnx_runtime import OnnxSteps
+from exportkit.bench.contenders import OnnxSteps
 from exportkit.errors import HostError, ModelLoadError, OnnxFileError, SignatureMissingError, UsageError
 from exportkit.onnx import onnx_session as module
 from exportkit.onnx.files import MethodModel, write_onnx

@@ -92,3 +92,15 @@ def test_one_place_starts_python_processes():
 def test_no_test_library_is_in_the_product():
     for path in (ROOT / "exportkit").rglob("*.py"):
         assert not re.search(r"unittest|^import pytest|^from pytest", path.read_text(), re.MULTILINE), path
+
+
+def test_benchmarks_import_what_there_is():
+    missing = []
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("exportkit.", "tools.")):
+                place = ROOT / node.module.replace(".", "/")
+                source = (place / "__init__.py" if place.is_dir() else place.with_suffix(".py")).read_text()
+                names = [each.name for each in node.names if not (place / f"{each.name}.py").exists()]
+                missing += [f"{path}: {name}" for name in names if not re.search(rf"\b{name}\b", source)]
+    assert missing == []

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exportkit.errors import InputError
-from exportkit.runtime.overlap import Spans, span
+from exportkit.runtime.inputs import Spans, span
 from tests.runtime.stateful import WIDTH, Recorder
 
 

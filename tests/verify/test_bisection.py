@@ -16,9 +16,8 @@ from exportkit.cli import main
 from exportkit.libraries import load_library
 from exportkit.package import manifest as m
 from exportkit.verify.bisect_commands import CutPoint
-from exportkit.verify.bisection import Outcome, bisect
 from exportkit.verify.cut_program import cut_after, cut_points, own_values, values_after
-from exportkit.verify.located import Located, NodeError
+from exportkit.verify.located import Located, NodeError, Outcome, bisect
 from tests.fixtures import stable_library
 from tests.verify.verify_artifacts import write_artifact
 from tests.verify.verify_models import STATE

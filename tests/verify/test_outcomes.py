@@ -16,7 +16,7 @@ from exportkit.verify.comparisons import GradientFinding, OutputComparison
 from exportkit.verify.report import Check, Report, TargetReport
 
 COMPARED = OutputComparison("y", "float32", (2, 3), 6, 1, 0.5, (1, 2), 0.25, (0, 1), 1e-3, 1e-5)
-GRADIENT = GradientFinding("forces", "energy", "positions", -1.0, True, 0.02, 0.001, 1.0, 0.98)
+GRADIENT = GradientFinding(True, 0.02, 0.001, 1.0, 0.98, output="forces", of="energy", input="positions", scale=-1.0)
 EXAMPLES = [
     outcomes.Match((dataclasses.replace(COMPARED, mismatched=0),)),
     outcomes.Mismatch((COMPARED,)),

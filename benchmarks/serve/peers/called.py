@@ -20,7 +20,7 @@ import torch
 
 import exportkit
 from benchmarks.serve.workload import Workload, workload
-from exportkit.bench.package_sizes import parse_sizes
+from exportkit.bench.steps import parse_sizes
 from exportkit.runtime.model import Model
 from exportkit.serve.engine.checked_request import bytes_of
 from exportkit.serve.engine.model_replica import arguments_of, tensors_in

@@ -1,21 +1,96 @@
 """The table of benchmark sizes: sizes of a vision pipeline, smaller on a CPU.
 
-An operator without an entry is timed with the samples of its SPEC.
+An operator without an entry is timed with the samples of its SPEC. Some have a function of a library that does the same
+beside them, with the operator's signature. It is timed after its results were compared with the reference's. Small
+differences are allowed: a library may break ties in another way. Some references compute half types in float32, which
+takes a pass for each cast. For these operators, the function here computes without the casts.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils._pytree import tree_map
 
-from exportkit.arr_coc.bench import alternatives
-from exportkit.arr_coc.bench.alternatives import LibraryCall
 from exportkit.arr_coc.ops import SPECS, OpSpec
+
+# --- library functions that do the same -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """An alternative to an operator. `needs` is the package to install; None for torch."""
+
+    what: str
+    function: Callable[..., Any]
+    needs: str | None = None
+
+    @property
+    def missing(self) -> str | None:
+        """Why it cannot be timed here; None if it can."""
+        if self.needs is None or importlib.util.find_spec(self.needs) is not None:
+            return None
+        return f"{self.needs} is not installed"
+
+
+def _kornia(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    from kornia.color import rgb_to_grayscale, rgb_to_lab
+    from kornia.filters import spatial_gradient
+
+    gradients = spatial_gradient(rgb_to_grayscale(rgb), mode="sobel", order=1, normalized=True)
+    return rgb_to_lab(rgb), gradients[:, :, 0], gradients[:, :, 1]
+
+
+def _categorical(features: Tensor) -> Tensor:
+    entropy = torch.distributions.Categorical(logits=features, validate_args=False).entropy()
+    return entropy / math.log(features.shape[-1])
+
+
+def _cosine_similarity(features: Tensor, query: Tensor) -> Tensor:
+    return (1 + functional.cosine_similarity(features, query.unsqueeze(1), dim=-1)) / 2
+
+
+def _topk(scores: Tensor, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    indices = torch.topk(scores, k, dim=1).indices
+    return features.gather(1, indices.unsqueeze(-1).expand(-1, -1, features.shape[-1])), indices
+
+
+def _rms_norm_quantize(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    normed = functional.rms_norm(x, weight.shape, weight, 1e-6)
+    scale = normed.abs().amax(-1).float() / 127
+    return (normed / scale.unsqueeze(-1)).round_().clamp_(-127, 127).to(torch.int8), scale
+
+
+def _add_out(a: Tensor, b: Tensor, out: Tensor) -> None:
+    torch.add(a, b, out=out)
+
+
+KORNIA = LibraryCall("kornia's rgb_to_lab and spatial_gradient", _kornia, needs="kornia")
+CATEGORICAL = LibraryCall("torch.distributions.Categorical.entropy", _categorical)
+COSINE_SIMILARITY = LibraryCall("torch.nn.functional.cosine_similarity", _cosine_similarity)
+TOPK = LibraryCall("torch.topk and gather", _topk)
+LAYER_NORM = LibraryCall(
+    "torch.nn.functional.layer_norm", lambda x, weight, bias: functional.layer_norm(x, weight.shape, weight, bias)
+)
+LINEAR = LibraryCall("torch.nn.functional.linear", functional.linear)
+RMS_NORM = LibraryCall("torch.nn.functional.rms_norm, amax, round, clamp", _rms_norm_quantize)
+SOFTMAX = LibraryCall("torch.softmax", lambda x: torch.softmax(x, -1))
+SUM = LibraryCall("torch.sum", lambda x, dim: torch.sum(x, dim))
+RELU = LibraryCall("torch.relu", torch.relu)
+BIAS_RELU = LibraryCall("x + bias and torch.relu_", lambda x, bias: torch.relu_(x + bias))
+SCALE_BIAS_RELU = LibraryCall(
+    "torch.add(alpha=) and torch.relu_", lambda x, bias, scale: torch.relu_(torch.add(bias, x, alpha=scale))
+)
+ADDCMUL = LibraryCall("torch.addcmul", lambda a, b, c: torch.addcmul(a.new_full((), c), a, b))
+ADD_OUT = LibraryCall("torch.add(out=)", _add_out)
+
 
 K, PATCH = 200, 16
 
@@ -152,7 +227,7 @@ def _both(first: Table, second: Table) -> Table:
 
 def _fused_texture(on_gpu: bool) -> Iterator[Benchmark]:
     for batch, side in _IMAGES[on_gpu]:
-        yield Benchmark(f"{batch}x3x{side}x{side}", (uniform(batch, 3, side, side),), library=alternatives.KORNIA)
+        yield Benchmark(f"{batch}x3x{side}x{side}", (uniform(batch, 3, side, side),), library=KORNIA)
 
 
 def _texture_statistics(on_gpu: bool) -> Iterator[Benchmark]:
@@ -181,7 +256,7 @@ def _top_k_patches(on_gpu: bool) -> Iterator[Benchmark]:
         yield Benchmark(
             f"B{b} N{n} D{d} k{K}",
             (uniform(b, n), normal(b, n, d), K),
-            library=alternatives.TOPK,
+            library=TOPK,
             # k rows of features are read and written; the gradient reads k rows and writes N.
             moved=BytesMoved(b * (n + 2 * K * d), 8 * b * K),
             moved_backward=BytesMoved(b * (K + n) * d, 8 * b * K),
@@ -209,17 +284,15 @@ def _invariant_linear(on_gpu: bool) -> Iterator[Benchmark]:
             yield Benchmark(
                 f"{784 * images}x{products} to {width}",
                 (normal(784 * images, products), normal(width, products), normal(width)),
-                library=alternatives.LINEAR,
+                library=LINEAR,
             )
 
 
 TABLE: Mapping[str, Table] = {
     "fused_texture": _fused_texture,
     "texture_statistics": _texture_statistics,
-    "compute_entropy": _features(lambda b, n, d: (normal(b, n, d),), library=alternatives.CATEGORICAL),
-    "query_alignment": _features(
-        lambda b, n, d: (normal(b, n, d), normal(b, d)), library=alternatives.COSINE_SIMILARITY
-    ),
+    "compute_entropy": _features(lambda b, n, d: (normal(b, n, d),), library=CATEGORICAL),
+    "query_alignment": _features(lambda b, n, d: (normal(b, n, d), normal(b, d)), library=COSINE_SIMILARITY),
     "compute_salience": _features(_salience_arguments, f" P{PATCH}"),
     "opponent_balance": _opponent_balance,
     "relevance_scores": _both(
@@ -229,20 +302,20 @@ TABLE: Mapping[str, Table] = {
     "top_k_patches": _top_k_patches,
     "allocate_lod_tokens": _allocate_lod_tokens,
     "select_patches": _select_patches,
-    "fused_layer_norm": _rows(lambda r, d: (normal(r, d), normal(d), normal(d)), library=alternatives.LAYER_NORM),
+    "fused_layer_norm": _rows(lambda r, d: (normal(r, d), normal(d), normal(d)), library=LAYER_NORM),
     "invariant_linear": _invariant_linear,
     # x / rms may be within a rounding error of half a step
-    "rms_norm_quantize": _rows(lambda r, d: (normal(r, d), normal(d)), library=alternatives.RMS_NORM, agreement=0.999),
-    "softmax": _rows(lambda r, d: (normal(r, d),), library=alternatives.SOFTMAX),
+    "rms_norm_quantize": _rows(lambda r, d: (normal(r, d), normal(d)), library=RMS_NORM, agreement=0.999),
+    "softmax": _rows(lambda r, d: (normal(r, d),), library=SOFTMAX),
     "reduce_sum": _both(
-        _rows(lambda r, d: (normal(r, d), 1), " dim 1", library=alternatives.SUM),
-        _rows(lambda r, d: (normal(r, d), 0), " dim 0", library=alternatives.SUM),
+        _rows(lambda r, d: (normal(r, d), 1), " dim 1", library=SUM),
+        _rows(lambda r, d: (normal(r, d), 0), " dim 0", library=SUM),
     ),
-    "relu": _rows(lambda r, d: (normal(r, d),), library=alternatives.RELU),
-    "bias_relu": _rows(lambda r, d: (normal(r, d), normal(d)), library=alternatives.BIAS_RELU),
-    "scale_bias_relu": _rows(lambda r, d: (normal(r, d), normal(d), 0.5), library=alternatives.SCALE_BIAS_RELU),
-    "muladd": _rows(lambda r, d: (normal(r, d), normal(r, d), 0.5), library=alternatives.ADDCMUL),
-    "add_out": _rows(lambda r, d: (normal(r, d),) * 3, library=alternatives.ADD_OUT),
+    "relu": _rows(lambda r, d: (normal(r, d),), library=RELU),
+    "bias_relu": _rows(lambda r, d: (normal(r, d), normal(d)), library=BIAS_RELU),
+    "scale_bias_relu": _rows(lambda r, d: (normal(r, d), normal(d), 0.5), library=SCALE_BIAS_RELU),
+    "muladd": _rows(lambda r, d: (normal(r, d), normal(r, d), 0.5), library=ADDCMUL),
+    "add_out": _rows(lambda r, d: (normal(r, d),) * 3, library=ADD_OUT),
 }
 
 

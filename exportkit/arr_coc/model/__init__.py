@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from exportkit.arr_coc.model.build import build, check_arguments
-from exportkit.arr_coc.model.checkpoint import load_weights, save_weights
+from exportkit.arr_coc.model.build import build, check_arguments, load_weights, save_weights
 from exportkit.arr_coc.model.pipeline import ARRCOC, FromFeatures
 from exportkit.arr_coc.model.region import Region, region_query
 from exportkit.errors import UsageError

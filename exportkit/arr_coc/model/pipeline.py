@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from exportkit.arr_coc.model.encoder import GivenFeatures, VisionTransformer
 from exportkit.arr_coc.model.filters import FilterBank
-from exportkit.arr_coc.model.fusion import Fusion
+from exportkit.arr_coc.model.fusion import Fusion, Scoring
 from exportkit.arr_coc.model.linear import SampleLinear
-from exportkit.arr_coc.model.scoring import Scoring
 from exportkit.arr_coc.model.selection import Selector, differentiates
 from exportkit.arr_coc.model.texture import TextureMaps, patch_grid, texture_maps
 from exportkit.arr_coc.ops.relevance_scores import relevance_scores

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,10 +101,6 @@ def check_budgets(op: str, count: int, min_tokens: int, max_tokens: int, gamma: 
     check(total <= highest, out_of_range)
 
 
-def _check_numbers(op: str, scores: Tensor, **numbers: Any) -> None:
-    check_budgets(op, scores.shape[1], **numbers)
-
-
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
     for shape in [(2, 5), (5, 33), (1, 1), (0, 3), (2, 0), (1, 2049)]:
         yield Sample(f"scores {list(shape)}", (torch.rand(shape, device=device, dtype=dtype),))
@@ -148,7 +143,11 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
 SPEC = ArrCocSpec(
     wrapper=allocate_lod_tokens,
     reference=allocate_lod_tokens_reference,
-    layout=Layout(inputs={"scores": "B K"}, outputs=["B K: int64"], further=_check_numbers),
+    layout=Layout(
+        inputs={"scores": "B K"},
+        outputs=["B K: int64"],
+        further=lambda op, scores, **numbers: check_budgets(op, scores.shape[1], **numbers),
+    ),
     samples=_samples,
     more_refusals=_refusals,
 )

@@ -65,10 +65,6 @@ def check_salience_weights(op: str, name: str, weights: Sequence[float]) -> None
     )
 
 
-def _check_weights(op: str, weights: Sequence[float], **_: Any) -> None:
-    check_salience_weights(op, "weights", weights)
-
-
 def _with_gradient(*args: Any) -> Tensor:
     """Calls the operator that keeps statistics for the gradient."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in args[:4]):
@@ -132,7 +128,7 @@ SPEC = ArrCocSpec(
         least={"D": 1},
         numbers={"patch_size": ">= 1"},
         derived={"N": ("the grid of patches", "(H/patch_size) * (W/patch_size)")},
-        further=_check_weights,
+        further=lambda op, weights, **_: check_salience_weights(op, "weights", weights),
     ),
     static=("D",),
     samples=_samples,

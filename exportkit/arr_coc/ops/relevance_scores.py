@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,10 +70,6 @@ def relevance_scores_reference(
 relevance_scores = operator_like(relevance_scores_reference)
 
 
-def _check_weights(op: str, salience_weights: Sequence[float], **_: Any) -> None:
-    check_salience_weights(op, "salience_weights", salience_weights)
-
-
 _PARTS = "compute_entropy, compute_salience, query_alignment and opponent_balance"
 register_no_derivative("relevance_scores", FOR_INFERENCE + _PARTS)
 
@@ -132,7 +127,7 @@ SPEC = ArrCocSpec(
         inputs={"colours": "B 3 gh gw", "edges": "B 1 gh gw", "weights": "3 | B 3"},
         outputs=["B N"],
         derived={"N": ("the grid of patches", "gh * gw")},
-        further=_check_weights,
+        further=lambda op, salience_weights, **_: check_salience_weights(op, "salience_weights", salience_weights),
     ),
     static=("D",),
     samples=_samples,

@@ -46,12 +46,10 @@ def gradcheck(trial: Trial, call: Sample) -> Problem | None:
     try:
         torch.autograd.gradcheck(own.function, own.inputs, eps=1e-6, atol=1e-5, rtol=1e-4)
     except GradcheckError as error:
-        return Problem(f"Gradients must equal numeric derivatives in float64, but {_said(error)}.", shown=_SHOWN)
+        return Problem(
+            f"Gradients must equal numeric derivatives in float64, but {shortened(str(error))}.", shown=_SHOWN
+        )
     return None
-
-
-def _said(error: Exception) -> str:
-    return shortened(str(error))
 
 
 @ContractCheck(
@@ -215,7 +213,7 @@ def second_derivative(trial: Trial, call: Sample) -> Problem | None:
         # A product with itself, or an operator that is linear would have second derivatives of zero.
         torch.autograd.gradgradcheck(lambda *values: [o.square() for o in own.function(*values)], own.inputs)
     except GradcheckError as error:
-        return Problem(f"Second derivatives must be true, or asking for one an error, but {_said(error)}.")
+        return Problem(f"Second derivatives must be true, or asking for one an error, but {shortened(str(error))}.")
     except RuntimeError as error:
         if spec is not None:
             return Problem(f"The SPEC promises second derivatives, but they fail: {first_line(error)}.")

@@ -7,8 +7,6 @@ import struct
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.differences import difference
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial
@@ -35,7 +33,7 @@ def float_parameter(trial: Trial, call: Sample) -> Problem | None:
     plain = trial.outputs(call)
     for name, value in given.items():
         changed, doubled = _changed(value, 1), _changed(value, 2)
-        answers = [_answer(trial, call, name, other) for other in (changed, doubled)]
+        answers = [trial.outputs(_with(trial, call, name, other)) for other in (changed, doubled)]
         far = any(difference(a, b, rtol=1e-2, atol=1e-2) for a, b in zip(answers[0], plain))
         # Only the last bits were read, if those alone decide.
         if far and not any(difference(a, b) for a, b in zip(*answers)):
@@ -72,7 +70,3 @@ def _with(trial: Trial, call: Sample, name: str, value: Any) -> Sample:
     if place < len(call.args):
         return replace(call, args=(*call.args[:place], value, *call.args[place + 1 :]))
     return replace(call, kwargs={**call.kwargs, name: value})
-
-
-def _answer(trial: Trial, call: Sample, name: str, value: Any) -> list[Tensor]:
-    return trial.outputs(_with(trial, call, name, value))

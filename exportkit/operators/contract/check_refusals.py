@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -12,7 +13,7 @@ from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.fake_kernel import fake_outputs
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
-from exportkit.operators.contract.sample import Sample, tensors
+from exportkit.operators.contract.sample import Sample
 
 
 @ContractCheck("refusals", "Use the same check and the same words in kernel and fake.", order=90, whole=True)
@@ -52,9 +53,9 @@ def refusals(trial: Trial) -> Problem | None:
     return None
 
 
-def _refusal(trial: Trial, call: Sample) -> Exception | None:
+def _refusal(trial: Trial, call: Sample, function: Callable[..., Any] | None = None) -> Exception | None:
     try:
-        trial.run(call)
+        trial.run(call, function)
     except Exception as error:
         return error
     return None
@@ -81,7 +82,7 @@ def refuses_alike(trial: Trial) -> Problem | None:
             raise
         except Exception as error:
             by_fake = error
-        by_kernel = _refusal_of_overload(trial, wrong)
+        by_kernel = _refusal(trial, wrong.copied(), trial.subject.overload)
         if (by_fake is None) == (by_kernel is None):
             continue
         if by_kernel is None:
@@ -116,14 +117,6 @@ def devices(trial: Trial) -> Problem | None:
             return Problem(f'Tensors on two devices must be refused with "device" in the error, but the kernel {said}.')
         return None
     raise NotApplicable("no call has two tensors on an accelerator")
-
-
-def _refusal_of_overload(trial: Trial, call: Sample) -> Exception | None:
-    try:
-        tensors(trial.run(call.copied(), trial.subject.overload))
-    except Exception as error:
-        return error
-    return None
 
 
 def _wrong_calls(call: Sample) -> Iterator[tuple[str, Sample]]:

@@ -14,13 +14,18 @@ from typing import Any
 
 import torch
 from msgspec.structs import replace
+from torch._ops import OpOverload
 
 from exportkit.child.messages import serve
 from exportkit.errors import ExportkitError, UsageError
 from exportkit.export.models.importing import import_code
-from exportkit.export.models.placement import usable_device
+from exportkit.export.models.placement import prepared, usable_device
 from exportkit.export.models.resolve import load_operator_libraries, parse_dtype, resolve, resolve_decompositions
-from exportkit.export.models.source_lines import users_code
+from exportkit.export.models.source_lines import users_code, where_now
+from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
+from exportkit.export.torch_patches.opaque import composite_calls, run_composite
+from exportkit.export.trace.preflight import is_custom, qualified_name
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.definition import checks
 from exportkit.operators.contract.findings import Finding, OperatorReport, Severity
@@ -30,11 +35,10 @@ from exportkit.operators.contract.sample import Sample
 from exportkit.operators.tools.checking import SEARCH, Checked, CheckOne, Prepare, Prepared, Repeat, Repeated
 from exportkit.operators.tools.collected_calls import Collected, Collector
 from exportkit.operators.tools.journal import Journal, Step
-from exportkit.operators.tools.launches import Launches
-from exportkit.operators.tools.recorded import calls_of_function, calls_of_model
 from exportkit.operators.tools.registered import devices_of, has_schema, newly_registered, overload
 from exportkit.operators.tools.source import load
 from exportkit.schema_text import schema_text
+from exportkit.spec import ExportSpec
 
 _WITHOUT_CUDA = "Leave --device out: every operator is called where it has kernels."
 
@@ -242,3 +246,107 @@ def main(connection: socket.socket) -> None:
         return worker[-1].check(command)
 
     serve(connection, {Prepare: prepare, CheckOne: check, Repeat: lambda command: worker[-1].repeat(command)})
+
+
+class Launches:
+    """Asks the GPU after each call."""
+
+    def __init__(self) -> None:
+        self._canary: torch.Tensor | None = None
+
+    def error(self) -> str | None:
+        """Waits for the GPU. Returns what went wrong since the last time, in CUDA's words, or None."""
+        if not torch.cuda.is_initialized():
+            return None
+        try:
+            with torch.no_grad():
+                if self._canary is None:
+                    self._canary = torch.zeros(1, device="cuda")
+                self._canary.add_(1)  # a launch finds the error of one that nobody has looked at
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            return str(error).strip().partition("\n")[0].removeprefix("CUDA error: ")
+        return None
+
+
+# --- calls that are known to be valid ---------------------------------------------------------------------------------
+
+
+_OF_EACH = 8  # calls of an operator, of those with other shapes, dtypes or numbers
+
+
+class _Recorder(OperatorMode):
+    """Keeps the calls of custom operators, with copies of what they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, list[Sample]] = {}
+        self._seen: set[tuple[str, str]] = set()
+
+    def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._keep(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def composite(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Keeps a call that a mode does not see."""
+        self._keep(func, args, kwargs)
+        return run_composite(func, args, kwargs)
+
+    def _keep(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if is_custom(func):
+            name, place = qualified_name(func), where_now()
+            call = Sample(f"called at {place}" if place else "called by the model", args, kwargs).copied()
+            calls, form = self.calls.setdefault(name, []), (name, _form(call))
+            if form not in self._seen and len(calls) < _OF_EACH:
+                self._seen.add(form)
+                calls.append(call)
+
+
+def calls_of_model(spec: ExportSpec, device: torch.device) -> dict[str, list[Sample]]:
+    """Runs a model on its example inputs, and returns its calls of custom operators, by the operator's name.
+
+    Raises:
+        ExportError: The model raised an error.
+    """
+    doing = users_code("running the model on its example inputs")
+    recorder = _Recorder()
+    seen = composite_calls(device, recorder.composite)
+    with prepared(spec, device, None) as placed, seen, watched_by(recorder), doing:
+        eager = EagerMethods(placed)
+        for name, each in eager.specs.items():
+            eager.session().call(name, eager.bind(name, each.example_inputs, each.example_kwargs))
+    return recorder.calls
+
+
+def calls_of_function(text: str, function: Callable[[], Any]) -> list[Sample]:
+    """Calls a function that yields (args, kwargs).
+
+    Args:
+        text: How the user named the function.
+        function: The function.
+
+    Raises:
+        UsageError: It yields something else, or nothing.
+        ExportError: It raised an error.
+    """
+    with users_code(f"calling {text}"):
+        given = list(function())
+    calls = []
+    for number, each in enumerate(given):
+        if not (
+            isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], tuple) and isinstance(each[1], dict)
+        ):
+            raise UsageError(
+                f"{text} yielded {type(each).__name__}, not a pair of a tuple and a dict",
+                hint="Yield (args, kwargs), such as `yield (torch.randn(2, 3), 0.5), {}`.",
+            )
+        calls.append(Sample(f"call {number} of {text}", *each))
+    if not calls:
+        raise UsageError(f"{text} yields no calls", hint="Yield (args, kwargs), once for each call.")
+    return calls
+
+
+def _form(call: Sample) -> str:
+    """Says which calls are alike: those with the same dtypes, shapes and numbers."""
+    numbers = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: None, (call.args, dict(call.kwargs)))
+    return f"{[(t.dtype, tuple(t.shape), t.stride()) for t in call.tensors]} {numbers}"

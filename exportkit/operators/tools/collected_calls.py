@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
 
 from exportkit.operators.contract.call_code import ways_to_write
 from exportkit.operators.contract.findings import Finding, Severity
 from exportkit.operators.contract.operator_spec import OpSpec
 from exportkit.operators.contract.operator_trial import Subject, first_line, is_out_of_memory
-from exportkit.operators.contract.resizing import with_sizes
+from exportkit.operators.contract.resizing import INTEGERS, with_sizes
 from exportkit.operators.contract.sample import Sample
 from exportkit.operators.tools.call_search import StopSearch, search_calls
 from exportkit.operators.tools.checking import MOST_SEARCH_ENDS, SEARCH, Origin
 from exportkit.operators.tools.journal import Journal, Step
-from exportkit.operators.tools.variations import at_sizes, in_dtypes, in_other_integers
-from exportkit.operators.tools.watched_calls import code_in_memory, watched_calls
 
 _LITERAL = 64  # elements of an integer tensor that a line of code spells out
 _ENDED = "it ended the process"
@@ -205,3 +207,109 @@ def _writable(call: Sample) -> Sample:
     if any(not t.is_floating_point() and t.numel() > _LITERAL for t in call.tensors):
         return call
     return next(ways_to_write(call)).call
+
+
+# --- calls like a valid one: whether the operator takes them is found by trial ----------------------------------------
+
+
+def in_dtypes(call: Sample, dtypes: Iterable[torch.dtype]) -> Iterator[Sample]:
+    """Yields the call with its floating tensors of the most frequent dtype in each of the dtypes, itself first."""
+    floating = [t.dtype for t in call.tensors if t.is_floating_point()]
+    if not floating:
+        yield call
+        return
+    own = max(floating, key=floating.count)
+    for dtype in sorted(dtypes, key=lambda each: each != own):
+        if dtype == own:
+            yield call
+        else:
+            yield _cast(call, (own,), dtype)
+
+
+def in_other_integers(call: Sample) -> Iterator[Sample]:
+    """Yields the call with its integers in int32 instead of int64, and the reverse."""
+    if any(t.dtype in INTEGERS for t in call.tensors):
+        for dtype in INTEGERS:
+            if any(t.dtype in INTEGERS and t.dtype != dtype for t in call.tensors):
+                yield _cast(call, INTEGERS, dtype)
+
+
+def at_sizes(call: Sample) -> Iterator[Sample]:
+    """Yields the call at sizes that break kernels: more than one vector and one thread's share, odd, one, none."""
+    sizes = list(dict.fromkeys(size for t in call.tensors for size in t.shape))
+    if not sizes:
+        return
+    first, last = sizes[0], next(t.shape[-1] for t in call.tensors if t.shape)
+    for changes in ({last: 131}, {first: 7}, {first: 1}, {first: 67, last: 517}, {first: 0}, {last: 1}):
+        if any(old != new for old, new in changes.items()) and (other := with_sizes(call, changes)) is not None:
+            yield other
+
+
+def _cast(call: Sample, dtypes: Sequence[torch.dtype], to: torch.dtype) -> Sample:
+    cast = call.with_tensors(lambda t: t.to(to) if t.dtype in dtypes else t)
+    return Sample(f"{call.label}, {str(to)[6:]}", cast.args, cast.kwargs)
+
+
+_ALIGNED = 64  # bytes: where torch's memory begins
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+@contextlib.contextmanager
+def watched_calls(operator: OpOverload, see: Callable[[Sample], AbstractContextManager[None]]) -> Iterator[None]:
+    """Makes each call on real tensors in a context, which is told of the memory that they have.
+
+    Args:
+        operator: The operator.
+        see: Returns the context for a call of this thread that differs from the one before.
+    """
+    dispatch, this_thread, last = operator._op, threading.get_ident(), [object()]
+
+    def context(call: Sample) -> AbstractContextManager[None]:
+        tensors = call.tensors
+        if threading.get_ident() != this_thread or not all(type(t) in _PLAIN for t in tensors):
+            return contextlib.nullcontext()
+        # torch.func's tensors look plain, and have no values to be shown.
+        with contextlib.suppress(Exception):
+            form = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in tensors]
+            if form != last[0]:
+                last[0] = form
+                with _disable_current_modes(), torch.no_grad():
+                    return see(call)
+        return contextlib.nullcontext()
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        with context(Sample("", args, kwargs)):
+            return dispatch(*args, **kwargs)
+
+    operator._op = watched
+    try:
+        yield
+    finally:
+        operator._op = dispatch
+
+
+def code_in_memory(subject: Subject, call: Sample) -> str:
+    """Writes a call whose tensors begin as far from an aligned address as they do now: that alone may end a process.
+
+    Args:
+        subject: The operator.
+        call: A call of it. Tensors in lists are written without their offset.
+    """
+    args, ends = [], []
+    for value in call.args:
+        memory, end = _memory_of(value) if isinstance(value, torch.Tensor) else (value, "")
+        args.append(memory)
+        ends.append(end)
+    *_, written = ways_to_write(Sample(call.label, tuple(args), call.kwargs))
+    codes = tuple(code + end for code, end in zip(written.args, ends))
+    return replace(written, args=codes).code(subject)
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """Returns the memory of a tensor from the last aligned address on, and what makes the tensor of it, as code."""
+    offset = tensor.storage_offset() % (_ALIGNED // tensor.element_size())
+    if not offset or not tensor.numel():
+        return tensor, ""
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    memory = torch.as_strided(tensor.detach(), (offset + reach,), (1,), tensor.storage_offset() - offset)
+    return memory.clone(), f".as_strided({tuple(tensor.shape)}, {tensor.stride()}, {offset})"

@@ -1,4 +1,7 @@
-"""Where packages and their weights lie. Names of requests are compared with what is there; none becomes a path."""
+"""Where packages and their weights lie, and what a request to load one may ask for.
+
+Names of requests are compared with what is there; none becomes a path.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
 
 from exportkit.errors import ExportkitError, UsageError
 from exportkit.package.archive import PackageReader
 from exportkit.package.trust import Trust
+from exportkit.serve.statuses import BadRequestError
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _SUFFIX, _VERSIONED, _WEIGHTS = ".pt2", "model.pt2", ".safetensors"
@@ -113,3 +120,46 @@ def newest_last(version: str) -> tuple[tuple[int, int, str], ...]:
     """Returns the key that sorts versions: 2 before 10, 1.9 before 1.10. A manifest's version may be any text."""
     numbers_and_text = re.findall(r"0*([0-9]+)|([^0-9]+)", version)
     return tuple((1, 0, text) if text else (0, len(number), number) for number, text in numbers_and_text)
+
+
+# The part of Triton's ModelConfig that can be given.
+_Text = dict[Literal["string_value"], str]
+_CONFIG = msgspec.json.Decoder(dict[Literal["parameters"], dict[Literal["weights"], _Text]])
+
+
+def weights_of(parameters: Mapping[str, Any]) -> str | None:
+    """Returns the name of the weights that a request asks for; None for the package's.
+
+    Triton's clients can give no other parameter than `config`, so the name may be there, too: as text of a ModelConfig
+    with `{"parameters": {"weights": {"string_value": "tuned.safetensors"}}}`.
+
+    Raises:
+        BadRequestError: Something else is asked for.
+    """
+    for name in parameters:
+        if name.startswith("file:"):
+            raise BadRequestError(
+                "a model is not loaded from a request: it would be code of a stranger",
+                hint="Put the package into the model repository.",
+            )
+        if name not in ("weights", "config"):
+            raise BadRequestError(f"`{name}` is not a parameter of loading", hint="`weights` is.")
+    if len(parameters) > 1:
+        raise BadRequestError("`weights` and `config` were both given", hint="Give one of them.")
+    weights = parameters.get("weights")
+    if "config" in parameters:
+        weights = _configured_weights(parameters["config"])
+    if weights is not None and not isinstance(weights, str):
+        raise BadRequestError(f"`weights` must be the name of a file, got {weights!r}")
+    return weights
+
+
+def _configured_weights(config: Any) -> str:
+    try:
+        found = _CONFIG.decode(config if isinstance(config, (str, bytes)) else b"null")
+        return found["parameters"]["weights"]["string_value"]
+    except (msgspec.DecodeError, UnicodeError, KeyError) as error:
+        raise BadRequestError(
+            f"the configuration of a model comes from its package, but for the weights: {error}",
+            hint='It may be {"parameters": {"weights": {"string_value": "<file>.safetensors"}}}.',
+        ) from error

@@ -16,12 +16,11 @@ from exportkit.package.manifest import PackagedMethod
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
 from exportkit.serve.batching.pending import BatchLimits
-from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.folder import PackageFile
-from exportkit.serve.engine.model_description import ModelDescription
+from exportkit.serve.engine.model_description import Batching, ModelDescription
 from exportkit.serve.engine.model_replica import ModelReplica
 from exportkit.serve.engine.servable import Servable, servable
-from exportkit.serve.engine.warm_up import answer_cases, answer_sequences
+from exportkit.serve.engine.warm_up import answer_cases
 from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import LoadOptions
 
@@ -77,7 +76,7 @@ def load_replicas(
         served = [manifest.method(name) for name in offered.names]
         if options.warm_up:
             for replica in replicas:
-                _warm_up(replica, served, compared=weights is None)
+                answer_cases(replica, served, compared=weights is None)
         methods = tuple(
             ModelDescription(
                 name=offered.names[method.name],
@@ -128,14 +127,6 @@ def _load(path: Path, device: str, options: LoadOptions, weights: Path | None) -
             model.close()
             raise
     return model
-
-
-def _warm_up(replica: ModelReplica, served: Sequence[PackagedMethod], *, compared: bool) -> None:
-    if any(method.state for method in served):
-        answer_sequences(replica, compared=compared)
-    for method in served:
-        if not method.state:
-            answer_cases(replica, method.name, compared=compared)
 
 
 def _batching(

@@ -68,17 +68,6 @@ class ModelReplica:
                 recorded = self.model.cases[place]
                 yield from (call for call in recorded.calls if call.method == method and not recorded.edge_case)
 
-    def call(self, method: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the flat outputs of a method for flat inputs.
-
-        Raises:
-            InputError: The package does not allow these inputs.
-            ModelRunError: The compiled code failed.
-            WorkerLostError: The worker process died. `restore` starts another.
-        """
-        args, kwargs = arguments_of(self.model.manifest.method(method).call)(inputs)
-        return tensors_in(self.answered(lambda model: model.methods[method](*args, **kwargs)))
-
     def try_rows(self, method: str, most: int) -> TriedRows:
         """See `Model.try_rows`. Raises WorkerLostError if the worker process died."""
         return self.answered(lambda model: model.try_rows(method, most))

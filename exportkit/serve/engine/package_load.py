@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 from typing import Generic, Protocol, TypeVar
 
 from exportkit.serve.engine.loading import LoadedPackage
-from exportkit.serve.engine.own_thread import in_own_thread
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.process_settings import give_freed_memory_back
 from exportkit.serve.protocol.datatypes import shown
@@ -228,3 +228,20 @@ class PackageLoad(Generic[M]):
     def names(self) -> Collection[str]:
         """The names under which it answers."""
         return [model.name for model in self.models.values()]
+
+
+T = TypeVar("T")
+
+
+async def in_own_thread(function: Callable[..., T], *args: object) -> T:
+    """Runs a function that calls models, in a thread of its own.
+
+    What torch and its libraries keep for each thread, such as the scratch memory of oneDNN's convolutions, is freed
+    when the thread ends. The threads of `asyncio.to_thread` never end, and there are up to 32 of them. And a library
+    of compiled code that was called in a thread stays mapped as long as the thread lives.
+    """
+    executor = ThreadPoolExecutor(1, thread_name_prefix="exportkit loader")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(executor, function, *args)
+    finally:
+        executor.shutdown(wait=False)

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from exportkit.errors import ExportkitError, RevokedError, UsageError
-from exportkit.serve.engine.folder import PackageFile, check_names, newest_last, packages_in, single_package
-from exportkit.serve.engine.load_parameters import weights_of
+from exportkit.serve.engine.folder import PackageFile, check_names, newest_last, packages_in, single_package, weights_of
 from exportkit.serve.engine.loading import LoadedPackage, load_replicas
-from exportkit.serve.engine.own_thread import in_own_thread
+from exportkit.serve.engine.package_load import in_own_thread
 from exportkit.serve.engine.servable import check_packages
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_package import Named, ServedPackage

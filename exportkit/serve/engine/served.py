@@ -17,10 +17,9 @@ from exportkit.serve.engine.checked_request import RequestPlan
 from exportkit.serve.engine.dispatcher import Dispatcher
 from exportkit.serve.engine.model_description import ModelDescription
 from exportkit.serve.engine.package_load import PackageLoad
-from exportkit.serve.engine.runners import BatchRunner, RequestRunner
+from exportkit.serve.engine.runners import BatchRunner, RequestRunner, StepRunner
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import Statistics
-from exportkit.serve.engine.step_runner import StepRunner
 from exportkit.serve.protocol.http_request import BodyRules
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStep
 from exportkit.serve.statuses import (

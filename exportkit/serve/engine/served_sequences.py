@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from exportkit.package.manifest import Manifest
-from exportkit.runtime.state import state_bytes, state_dimensions
 from exportkit.serve.engine.checked_request import CheckedRequest
 from exportkit.serve.engine.held_session import AGAIN, HeldSession, SequenceLoad
 from exportkit.serve.protocol.inference import InferAnswer, SequenceStep
@@ -29,6 +28,7 @@ from exportkit.serve.statuses import (
     ServeError,
     TooLargeError,
 )
+from exportkit.sizes import state_bytes, state_dimensions
 
 _SWEEP_SECONDS = 1.0  # how often it is looked whether a sequence idles for too long, or lost its process
 _TOO_LATE = "the request's timeout passed before the steps before it were answered"

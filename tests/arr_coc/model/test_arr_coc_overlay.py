@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from exportkit.arr_coc.demo import PHOTOGRAPHS, REGION_MODEL, load_photograph
 from exportkit.arr_coc.model import Region, build, region_query
 from exportkit.arr_coc.model.overlay import draw_overlay, save_overlay
-from exportkit.arr_coc.model.photographs import PHOTOGRAPHS, REGION_MODEL, load_photograph
 from exportkit.arr_coc.model.region import region_weights
 from exportkit.errors import HostError, UsageError
 from tests.arr_coc.model.model_cases import FILTERS_14, answer, inputs

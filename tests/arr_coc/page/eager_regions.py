@@ -13,9 +13,8 @@ import torch
 from exportkit.arr_coc.model import ARRCOC
 from exportkit.package import manifest as m
 from exportkit.serve.batching.pending import BatchLimits
-from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.checked_request import bytes_of
-from exportkit.serve.engine.model_description import ModelDescription
+from exportkit.serve.engine.model_description import Batching, ModelDescription
 from exportkit.serve.engine.servable import Servable
 from exportkit.serve.protocol.datatypes import DATATYPES
 from exportkit.serve.protocol.http_request import BodyRules

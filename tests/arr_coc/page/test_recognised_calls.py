@@ -7,7 +7,7 @@ import pytest
 
 from exportkit.arr_coc.page import recognise
 from exportkit.package import manifest as m
-from exportkit.serve.page.page_status import page_status
+from exportkit.serve.page.page_routes import page_status
 from tests.arr_coc.page.calls import region_call
 from tests.serve.page.doubles import Model, Models
 

@@ -14,8 +14,7 @@ import pytest
 
 from exportkit.cli import main
 from exportkit.errors import BuildError
-from exportkit.operators.scaffold.build_library import build_folder
-from exportkit.operators.scaffold.watch import changes
+from exportkit.operators.scaffold.build_library import build_folder, changes
 from tests.operators.scaffold.scaffolded import OPERATORS, PACKAGE
 from tests.package.c_library import PRELUDE, TORCH_LIB
 
@@ -182,7 +181,7 @@ def test_watching_goes_on_after_an_error_until_ctrl_c(
         yield ["toy.c"]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("exportkit.operators.scaffold.watch.changes", three_changes)
+    monkeypatch.setattr("exportkit.operators.scaffold.build_library.changes", three_changes)
     assert main(["ops", "build", str(toy), "--watch"]) == 0
     printed = capsys.readouterr()
     assert printed.out.count("changed: toy.c") == 2

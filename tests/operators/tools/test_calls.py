@@ -15,10 +15,15 @@ from exportkit.operators.contract.operator_trial import Subject
 from exportkit.operators.contract.resizing import with_sizes
 from exportkit.operators.contract.sample import Sample
 from exportkit.operators.tools.call_search import Effort, StopSearch, search_calls
+from exportkit.operators.tools.collected_calls import (
+    at_sizes,
+    code_in_memory,
+    in_dtypes,
+    in_other_integers,
+    watched_calls,
+)
 from exportkit.operators.tools.forms import arguments_of, draw, tensor_forms
 from exportkit.operators.tools.journal import Journal, Step, read_step
-from exportkit.operators.tools.variations import at_sizes, in_dtypes, in_other_integers
-from exportkit.operators.tools.watched_calls import code_in_memory, watched_calls
 
 CPU = torch.device("cpu")
 PICKY = torch._C.parse_schema("t::picky(Tensor x, Tensor? weight, Tensor indices, SymInt k, bool flag=False) -> Tensor")

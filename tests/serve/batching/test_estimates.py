@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exportkit.serve.batching.estimates import Estimates
+from exportkit.serve.batching.batch_benefit import Estimates
 
 
 def learnt(*times: float, rows: int = 4) -> Estimates:

@@ -7,8 +7,7 @@ import pytest
 
 from exportkit.package import manifest as m
 from exportkit.serve.batching.pending import BatchLimits
-from exportkit.serve.engine.batchable import Batching
-from exportkit.serve.engine.model_description import ModelDescription
+from exportkit.serve.engine.model_description import Batching, ModelDescription
 from exportkit.serve.engine.servable import Servable
 from tests.package import samples
 from tests.runtime import tiny

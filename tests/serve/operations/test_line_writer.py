@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import threading
 
-from exportkit.serve.operations.line_writer import LineWriter
+from exportkit.serve.operations.observation import LineWriter
 
 
 def test_every_line_is_written_in_order_before_it_is_closed():

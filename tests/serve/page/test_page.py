@@ -18,9 +18,8 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 
 import exportkit
-from exportkit.serve.page import page_parts as module
-from exportkit.serve.page.page_parts import page_parts
-from exportkit.serve.page.page_routes import open_paths, page_routes
+from exportkit.serve.page import page_routes as module
+from exportkit.serve.page.page_routes import open_paths, page_parts, page_routes
 from exportkit.serve.protocol.inference import InferTiming
 from tests.arr_coc.page.calls import region_call
 from tests.contrast import CONTRASTS

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from exportkit.serve.protocol.answer_body import encode_answer
+from exportkit.serve.http.infer_endpoint import encode_answer
 from exportkit.serve.protocol.datatypes import item_size
 from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, body_buffer, header_length_of, parse_body
 from exportkit.serve.statuses import ServeError

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from exportkit.serve.protocol.answer_body import encode_answer
+from exportkit.serve.http.infer_endpoint import encode_answer
 from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, body_buffer, header_length_of, parse_body
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms
 from exportkit.serve.statuses import BadRequestError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exportkit.serve.protocol.answer_body import encode_answer
+from exportkit.serve.http.infer_endpoint import encode_answer
 from exportkit.serve.protocol.http_request import body_buffer, header_length_of
 from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms, scheduling

@@ -306,7 +306,7 @@ def test_watch_tells_changes_and_ends_with_the_server(echo: Served, channel: grp
 def test_clients_without_a_key_cannot_watch_in_any_number(
     echo: Served, channel: grpc.Channel, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("exportkit.serve.rpc.health_service.MOST_WATCHES", 1)
+    monkeypatch.setattr("exportkit.serve.rpc.grpc_server.MOST_WATCHES", 1)
     watch = channel.unary_stream(WATCH)(b"")
     assert next(watch) == SERVING
     with pytest.raises(grpc.RpcError, match="watch already") as refused:
