@@ -13,7 +13,6 @@
 #include <mutex>
 #include <optional>
 #include <system_error>
-#include <vector>
 
 #include "package/errors.h"
 #include "package/sha256.h"

@@ -1,8 +1,6 @@
 // The rules of recorded cases, as far as the manifest alone shows them.
 #include <string>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "package/consistency.h"
 #include "package/manifest_checks.h"

@@ -5,7 +5,6 @@
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "package/accuracy.h"
 #include "package/consistency.h"

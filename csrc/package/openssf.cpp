@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <optional>
 
 #include "package/errors.h"
 #include "package/json_fields.h"

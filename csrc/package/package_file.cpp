@@ -3,7 +3,6 @@
 #include <time.h>
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include "package/crc32.h"

@@ -1,6 +1,5 @@
 // The rules of methods and of the state that they share.
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <vector>
 

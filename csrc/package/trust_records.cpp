@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <charconv>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <set>
 

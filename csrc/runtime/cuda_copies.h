@@ -3,7 +3,6 @@
 
 #include <c10/core/Device.h>
 
-#include <memory>
 #include <vector>
 
 #include "runtime/cuda_graph_driver.h"

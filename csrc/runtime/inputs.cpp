@@ -1,8 +1,6 @@
 #include "runtime/inputs.h"
 
 #include <algorithm>
-#include <map>
-#include <sstream>
 
 #include "runtime/dtypes.h"
 #include "runtime/overlaps.h"

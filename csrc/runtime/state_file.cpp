@@ -1,5 +1,4 @@
 // Files of a session's state.
-#include <algorithm>
 #include <stdexcept>
 #include <system_error>
 

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 
-#include <algorithm>
 #include <set>
 #include <stdexcept>
 #include <system_error>

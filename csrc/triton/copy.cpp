@@ -1,7 +1,5 @@
 #include "triton/copy.h"
 
-#include <cstdlib>
-
 #include "package/text.h"
 #include "triton/errors.h"
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstring>
-#include <type_traits>
 
 #include "arr_coc/common/cosine_constants.h"
 #include "arr_coc/common/cuda.cuh"

@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 #include "arr_coc/common/checks.h"
