@@ -14,8 +14,8 @@
 #include <optional>
 #include <system_error>
 
+#include "package/digests.h"
 #include "package/errors.h"
-#include "package/sha256.h"
 #include "package/text.h"
 #include "package/trust_records.h"
 

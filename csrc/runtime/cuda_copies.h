@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "runtime/cuda_graph_driver.h"
+#include "runtime/cuda_driver.h"
 
 namespace exportkit {
 

@@ -4,7 +4,7 @@
 
 #include "package/errors.h"
 #include "package/safetensors.h"
-#include "package/state_digest.h"
+#include "package/state_matching.h"
 #include "package/text.h"
 #include "runtime/inputs.h"
 #include "runtime/state.h"
