@@ -24,6 +24,11 @@ class DriverFunction {
       : function_(reinterpret_cast<Signature*>(driver_function(name))) {
     TORCH_CHECK(function_ != nullptr || !needed, "the CUDA driver has no ", name);
   }
+  // Another function in its place.
+  DriverFunction& operator=(Signature* function) {
+    function_ = function;
+    return *this;
+  }
   operator Signature*() const { return function_; }
 
  private:

@@ -209,7 +209,7 @@ def test_threads_take_turns(model: Any) -> None:
 
 def test_arguments_that_point_to_inputs_are_found_and_set(tmp_path: Path) -> None:
     """In random graphs, over a driver that remembers what it is told (graph_nodes_on_cpu.cpp)."""
-    parts = ("cuda_uses", "cuda_copies", "cuda_graph_driver", "cuda_driver")
+    parts = ("cuda_uses", "cuda_copies", "cuda_graph_driver")
     sources = [Path(__file__).with_name("graph_nodes_on_cpu.cpp"), *(RUNTIME / f"{part}.cpp" for part in parts)]
     command = ["g++", "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", *INCLUDES, *sources, f"-L{TORCH / 'lib'}"]
     command += ["-lc10", "-ldl", f"-Wl,-rpath,{TORCH / 'lib'}", "-Wl,--allow-shlib-undefined"]
