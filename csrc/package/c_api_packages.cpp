@@ -8,7 +8,7 @@
 #include "package/json_text.h"
 #include "package/mapping.h"
 #include "package/opened_file.h"
-#include "package/state_digest.h"
+#include "package/state_matching.h"
 #include "package/text.h"
 #include "package/trust.h"
 #include "package/trust_records.h"

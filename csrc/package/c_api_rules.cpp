@@ -8,7 +8,6 @@
 #include "package/c_api.h"
 #include "package/cache.h"
 #include "package/consistency.h"
-#include "package/cpu_levels.h"
 #include "package/fat_binary.h"
 #include "package/json_fields.h"
 #include "package/json_text.h"
@@ -46,18 +45,15 @@ std::pair<int, int> capability(JsonReader& json) {
 
 Host parse_host(std::string_view given) {
   JsonReader json(given, 8);
-  return object(field("platform", &Host::platform, text), field("cpu_isa", &Host::cpu_isa, text),
-                field("torch", &Host::torch, text), field("cuda", &Host::cuda, nullable(text)),
-                field("driver", &Host::driver, nullable(text)),
-                field("capabilities", &Host::capabilities, list(capability)),
-                field("current_cuda", &Host::current_cuda, integer))(json);
+  return object(FIELD(Host, platform, text), FIELD(Host, cpu_isa, text), FIELD(Host, torch, text),
+                FIELD(Host, cuda, nullable(text)), FIELD(Host, driver, nullable(text)),
+                FIELD(Host, capabilities, list(capability)), FIELD(Host, current_cuda, integer))(json);
 }
 
 std::vector<safetensors::Place> parse_places(std::string_view given) {
   using safetensors::Place;
   JsonReader json(given, 8);
-  return list(object(field("name", &Place::name, text), field("dtype", &Place::dtype, text),
-                     field("shape", &Place::shape, list(integer))))(json);
+  return list(object(FIELD(Place, name, text), FIELD(Place, dtype, text), FIELD(Place, shape, list(integer))))(json);
 }
 
 }  // namespace

@@ -13,10 +13,9 @@
 #include <mutex>
 #include <optional>
 #include <system_error>
-#include <vector>
 
+#include "package/digests.h"
 #include "package/errors.h"
-#include "package/sha256.h"
 #include "package/text.h"
 #include "package/trust_records.h"
 

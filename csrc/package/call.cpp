@@ -32,26 +32,21 @@ const std::vector<std::string>* keys_of(const Node& node) {
 
 void check_named_tuple(const NamedTupleNode& node, const std::string& what) {
   const auto check = [&](const std::string& name) {
-    require(is_name(name),
-            [&] { return what + ": " + shown(name) + " is not allowed as the name of a named tuple or a field"; });
+    require(is_name(name), what, ": ", Quoted{name}, " is not allowed as the name of a named tuple or a field");
   };
   check(node.class_name);
   for (const std::string& name : node.fields) {
     check(name);
-    require(name[0] != '_', [&] { return what + ": a named tuple's field cannot start with an underscore"; });
+    require(name[0] != '_', what, ": a named tuple's field cannot start with an underscore");
   }
 }
 
 // Checks that every container can be built and that the tensors are numbered in order from `next`.
 void check_node(const Node& node, const std::string& what, int64_t& next, int depth = 0) {
-  require(depth <= kMaxStructureDepth, [&] {
-    return "the " + what + " are nested deeper than " + std::to_string(kMaxStructureDepth) + " containers";
-  });
+  require(depth <= kMaxStructureDepth, "the ", what, " are nested deeper than ", kMaxStructureDepth, " containers");
   if (const auto* tensor = std::get_if<TensorNode>(&node.value)) {
-    require(tensor->index == next, [&] {
-      return "the structure of the " + what + " has tensor " + std::to_string(tensor->index) +
-             " where it should have tensor " + std::to_string(next);
-    });
+    require(tensor->index == next, "the structure of the ", what, " has tensor ", tensor->index,
+            " where it should have tensor ", next);
     ++next;
     return;
   }
@@ -59,9 +54,7 @@ void check_node(const Node& node, const std::string& what, int64_t& next, int de
   if (!items) return;
   if (const std::vector<std::string>* keys = keys_of(node)) {
     distinct(*keys, kItself, ("key of the " + what).c_str());
-    require(keys->size() == items->size(), [&] {
-      return what + ": " + std::to_string(keys->size()) + " keys for " + std::to_string(items->size()) + " items";
-    });
+    require(keys->size() == items->size(), what, ": ", keys->size(), " keys for ", items->size(), " items");
   }
   if (const auto* tuple = std::get_if<NamedTupleNode>(&node.value)) check_named_tuple(*tuple, what);
   for (const Node& item : *items) check_node(item, what, next, depth + 1);
@@ -89,20 +82,16 @@ void check_structure(std::vector<std::pair<std::string, const Node*>> nodes, con
                      const std::string& what) {
   int64_t next = 0;
   for (const auto& [prefix, node] : nodes) check_node(*node, what, next);
-  require(next == static_cast<int64_t>(tensors.size()), [&] {
-    return "the structure of the " + what + " has " + std::to_string(next) + " tensors; the list has " +
-           std::to_string(tensors.size());
-  });
+  require(next == static_cast<int64_t>(tensors.size()), "the structure of the ", what, " has ", next,
+          " tensors; the list has ", tensors.size());
   // Compares one name at a time: with long keys around many tensors, all names together may not fit in memory.
   size_t at = 0;
   for (auto& [prefix, node] : nodes) {
     for_each_leaf(*node, prefix, [&](const std::string& name) {
       const Tensor& tensor = tensors[at++];
-      require(tensor.name == name, [&] {
-        return what + ": the tensor named " + shown(tensor.name) + " is at " + shown(name) + " in the structure";
-      });
-      require(item_bytes(tensor.dtype) > 0,
-              [&] { return what + ": " + shown(name) + " has the unknown dtype " + shown(tensor.dtype); });
+      require(tensor.name == name, what, ": the tensor named ", Quoted{tensor.name}, " is at ", Quoted{name},
+              " in the structure");
+      require(item_bytes(tensor.dtype) > 0, what, ": ", Quoted{name}, " has the unknown dtype ", Quoted{tensor.dtype});
     });
   }
   distinct(tensors, kName, ("tensor among the " + what).c_str());
@@ -115,13 +104,10 @@ __int128 value_at(const Size& size, int64_t n) { return static_cast<__int128>(si
 
 void check_size(const Size& size, const std::string& tensor, const Dimensions& dimensions) {
   const auto found = dimensions.find(size.dimension);
-  require(found != dimensions.end(), [&] {
-    return shown(tensor) + " has a size with dimension " + shown(size.dimension) + ", which is not declared";
-  });
-  require(value_at(size, found->second->min) >= 0 && value_at(size, found->second->max) <= kMaxSize, [&] {
-    return shown(tensor) + " has a size of " + std::to_string(size.scale) + "*" + size.dimension + " and " +
-           std::to_string(size.offset) + ", which is negative or too large";
-  });
+  require(found != dimensions.end(), Quoted{tensor}, " has a size with dimension ", Quoted{size.dimension},
+          ", which is not declared");
+  require(value_at(size, found->second->min) >= 0 && value_at(size, found->second->max) <= kMaxSize, Quoted{tensor},
+          " has a size of ", size.scale, "*", size.dimension, " and ", size.offset, ", which is negative or too large");
 }
 
 const Size* size_of(const Extent& extent) { return std::get_if<Size>(&extent); }
@@ -140,10 +126,8 @@ uint64_t least_of(const std::optional<Extent>& extent, const Dimensions& dimensi
 // Checks that the sizes use declared dimensions and that the tensor can fit in memory.
 template <class Tensor>
 void check_shape(const Tensor& tensor, const Dimensions& dimensions) {
-  require(tensor.shape.size() <= kMaxRank, [&] {
-    return shown(tensor.name) + " has " + std::to_string(tensor.shape.size()) + " sizes; at most " +
-           std::to_string(kMaxRank) + " are allowed";
-  });
+  require(tensor.shape.size() <= kMaxRank, Quoted{tensor.name}, " has ", tensor.shape.size(), " sizes; at most ",
+          kMaxRank, " are allowed");
   std::vector<uint64_t> least;
   for (const auto& extent : tensor.shape) {
     if (const Size* size = size_of(extent)) check_size(*size, tensor.name, dimensions);
@@ -153,23 +137,19 @@ void check_shape(const Tensor& tensor, const Dimensions& dimensions) {
   unsigned __int128 count = 1;
   for (const uint64_t size : least) {
     count *= size;  // cannot overflow: both are at most 2^62
-    require(count <= kMaxSize, [&] {
-      return shown(tensor.name) + " has more than 2^62 elements even at its smallest, which no memory holds";
-    });
+    require(count <= kMaxSize, Quoted{tensor.name},
+            " has more than 2^62 elements even at its smallest, which no memory holds");
   }
 }
 
 void check_dimensions(const Call& call) {
   distinct(call.dimensions, kName, "dimension");
   for (const Dimension& dimension : call.dimensions) {
-    require(dimension.min <= dimension.max, [&] {
-      return "dimension " + dimension.name + " has min " + std::to_string(dimension.min) + " above max " +
-             std::to_string(dimension.max);
-    });
+    require(dimension.min <= dimension.max, "dimension ", dimension.name, " has min ", dimension.min, " above max ",
+            dimension.max);
     for (const int64_t value : dimension.tried) {
-      require(dimension.min <= value && value <= dimension.max, [&] {
-        return "dimension " + dimension.name + " was tried at " + std::to_string(value) + ", which is not in its range";
-      });
+      require(dimension.min <= value && value <= dimension.max, "dimension ", dimension.name, " was tried at ", value,
+              ", which is not in its range");
     }
   }
   const Dimensions dimensions = dimensions_of(call);
@@ -182,34 +162,31 @@ void check_dimensions(const Call& call) {
   }
   for (const TensorOutput& tensor : call.outputs) check_shape(tensor, dimensions);
   for (const Dimension& dimension : call.dimensions) {
-    require(used.contains(dimension.name),
-            [&] { return "no input has dimension " + dimension.name + ", so nothing gives it a value"; });
+    require(used.contains(dimension.name), "no input has dimension ", dimension.name, ", so nothing gives it a value");
   }
 }
 
 void check_finite(const OutputTolerance& tolerance, const std::string& what) {
-  require(std::isfinite(tolerance.rtol) && std::isfinite(tolerance.atol),
-          [&] { return what + " has a tolerance that is not finite"; });
+  require(std::isfinite(tolerance.rtol) && std::isfinite(tolerance.atol), what, " has a tolerance that is not finite");
 }
 
 void check_gradient(const TensorOutput& output, const GradientOf& gradient, const Names& outputs, const Call& call) {
   const auto input = std::find_if(call.inputs.begin(), call.inputs.end(),
                                   [&](const TensorInput& each) { return each.name == gradient.input; });
-  require(gradient.output != output.name && outputs.contains(gradient.output) && input != call.inputs.end(), [&] {
-    return "output " + shown(output.name) + " is the gradient of " + shown(gradient.output) + " with respect to " +
-           shown(gradient.input) + ", which are not another output and an input";
-  });
-  require(std::isfinite(gradient.scale) && gradient.scale != 0,
-          [&] { return "output " + shown(output.name) + " is a gradient with a scale that is 0 or not finite"; });
+  require(gradient.output != output.name && outputs.contains(gradient.output) && input != call.inputs.end(), "output ",
+          Quoted{output.name}, " is the gradient of ", Quoted{gradient.output}, " with respect to ",
+          Quoted{gradient.input}, ", which are not another output and an input");
+  require(std::isfinite(gradient.scale) && gradient.scale != 0, "output ", Quoted{output.name},
+          " is a gradient with a scale that is 0 or not finite");
 }
 
 void check_tolerance(const TensorOutput& output, const Names& outputs, const Call& call) {
   const OutputTolerance& tolerance = output.tolerance;
   check_finite(tolerance, "output " + shown(output.name));
   for (const auto& other : {tolerance.ranking_of, tolerance.rows_of}) {
-    require(!other || (*other != output.name && outputs.contains(*other)), [&] {
-      return "output " + shown(output.name) + " refers to " + shown(*other) + ", which is not another output";
-    });
+    if (!other) continue;
+    require(*other != output.name && outputs.contains(*other), "output ", Quoted{output.name}, " refers to ",
+            Quoted{*other}, ", which is not another output");
   }
   if (tolerance.gradient_of) check_gradient(output, *tolerance.gradient_of, outputs, call);
 }
@@ -220,8 +197,7 @@ void check_call(const Call& call) {
   distinct(call.parameters, kName, "parameter");
   std::vector<std::pair<std::string, const Node*>> nodes;
   for (const Parameter& parameter : call.parameters) {
-    require(is_name(parameter.name),
-            [&] { return "parameter " + shown(parameter.name) + " has a name that is not allowed"; });
+    require(is_name(parameter.name), "parameter ", Quoted{parameter.name}, " has a name that is not allowed");
     nodes.emplace_back(parameter.name, &parameter.value);
   }
   check_structure(nodes, call.inputs, "inputs");
@@ -233,9 +209,8 @@ void check_call(const Call& call) {
   for (const TensorInput& input : call.inputs) {
     if (!input.written) continue;
     check_own_tolerance(*input.written, "what is written into input " + shown(input.name));
-    require(!outputs.contains(written_name(input)), [&] {
-      return "an output has the name " + shown(written_name(input)) + ", which means what is written into that input";
-    });
+    require(!outputs.contains(written_name(input)), "an output has the name ", Quoted{written_name(input)},
+            ", which means what is written into that input");
   }
 }
 
@@ -243,8 +218,8 @@ std::string written_name(const TensorInput& input) { return "written." + input.n
 
 void check_own_tolerance(const OutputTolerance& tolerance, const std::string& what) {
   check_finite(tolerance, what);
-  require(!tolerance.ranking_of && !tolerance.rows_of && !tolerance.gradient_of,
-          [&] { return what + " has ranking_of or rows_of or gradient_of, which only outputs have"; });
+  require(!tolerance.ranking_of && !tolerance.rows_of && !tolerance.gradient_of, what,
+          " has ranking_of or rows_of or gradient_of, which only outputs have");
 }
 
 }  // namespace exportkit

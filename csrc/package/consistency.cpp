@@ -40,8 +40,7 @@ bool is_version(std::string_view text) {
 }
 
 void check_version(const std::string& version, const std::string& what) {
-  require(is_version(version),
-          [&] { return what + " is " + shown(version) + "; expected a version such as \"2.13\""; });
+  require(is_version(version), what, " is ", Quoted{version}, "; expected a version such as \"2.13\"");
 }
 
 // namespace::name, namespace::name.overload
@@ -60,8 +59,8 @@ using Digests = std::unordered_map<std::string_view, std::string_view>;
 
 void check_reference(const std::string& what, const std::string& record, const std::string& folder,
                      const Digests& records) {
-  require(records.contains(record), [&] { return what + ": there is no record " + shown(record); });
-  require(record.starts_with(folder), [&] { return what + ": it is not under " + folder; });
+  require(records.contains(record), what, ": there is no record ", Quoted{record});
+  require(record.starts_with(folder), what, ": it is not under ", folder);
 }
 
 // Checks that something names each method once and nothing else.
@@ -69,21 +68,18 @@ void check_each_method(const std::vector<std::string_view>& given, const Manifes
   Names missing;
   for (const Method& method : manifest.methods) missing.insert(method.name);
   for (const std::string_view name : given) {
-    require(missing.erase(name) == 1,
-            [&] { return what + " for " + shown(name) + ", which is not a method or appears twice"; });
+    require(missing.erase(name) == 1, what, " for ", Quoted{name}, ", which is not a method or appears twice");
   }
-  require(missing.empty(), [&] { return what + " for other methods, but not for " + shown(*missing.begin()); });
+  if (!missing.empty()) inconsistent(what, " for other methods, but not for ", Quoted{*missing.begin()});
 }
 
 void check_records(const Manifest& manifest, const Digests& records) {
   const auto out_of_order = [](const Record& one, const Record& next) { return one.name >= next.name; };
   require(std::adjacent_find(manifest.records.begin(), manifest.records.end(), out_of_order) == manifest.records.end(),
-          [] { return "the records are not sorted by name, or a name appears twice"; });
+          "the records are not sorted by name, or a name appears twice");
   for (const Record& record : manifest.records) {
-    require(!record.name.starts_with(kExtraDir), [&] {
-      return "record " + shown(record.name) + " is under " + std::string(kExtraDir) +
-             ", where torch's loaders expect their own text; a package must not have records there";
-    });
+    require(!record.name.starts_with(kExtraDir), "record ", Quoted{record.name}, " is under ", kExtraDir,
+            ", where torch's loaders expect their own text; a package must not have records there");
   }
   for (const Library& library : manifest.libraries) {
     check_reference("library " + shown(library.record), library.record,
@@ -109,11 +105,9 @@ void check_target(const Target& target, const Manifest& manifest) {
   check_version(target.built_with_torch, what + ": built_with_torch");
   if (target.built_with_cuda) check_version(*target.built_with_cuda, what + ": built_with_cuda");
   const bool cuda = target.device == "cuda";
-  require(cuda == target.cuda_architecture.has_value(), [&] {
-    return what + " for " + target.device + " has cuda_architecture " +
-           (target.cuda_architecture ? shown(*target.cuda_architecture) : "null");
-  });
-  require(cuda || !target.cuda_ptx, [&] { return what + " for " + target.device + " has cuda_ptx"; });
+  require(cuda == target.cuda_architecture.has_value(), what, " for ", target.device, " has cuda_architecture ",
+          (target.cuda_architecture ? shown(*target.cuda_architecture) : "null"));
+  require(cuda || !target.cuda_ptx, what, " for ", target.device, " has cuda_ptx");
   std::vector<std::string_view> methods;
   for (const auto& [method, constants] : target.constants) methods.push_back(method);
   check_each_method(methods, manifest, what + " has constants");
@@ -130,16 +124,14 @@ std::vector<std::string> code_folders(const Manifest& manifest) {
   const auto prefix = std::adjacent_find(folders.begin(), folders.end(), [](const auto& shorter, const auto& longer) {
     return longer.starts_with(shorter);
   });
-  require(prefix == folders.end(), [&] {
-    return "the code folder " + *prefix + " is a prefix of the code folder " + *std::next(prefix) +
-           ": torch would read the records of both as one model";
-  });
-  return folders;
+  if (prefix == folders.end()) return folders;
+  inconsistent("the code folder ", *prefix, " is a prefix of the code folder ", *std::next(prefix),
+               ": torch would read the records of both as one model");
 }
 
 void check_targets(const Manifest& manifest) {
   require(!manifest.targets.empty() || manifest.program || !manifest.onnx.empty(),
-          [] { return "the package has no target, no program and no ONNX model, so there is nothing to run"; });
+          "the package has no target, no program and no ONNX model, so there is nothing to run");
   distinct(manifest.targets, kName, "target");
   for (const Target& target : manifest.targets) check_target(target, manifest);
   const std::vector<std::string> folders = code_folders(manifest);
@@ -150,15 +142,13 @@ void check_targets(const Manifest& manifest) {
     if (!take_prefix(rest, kAotInductorDir)) continue;
     const size_t slash = rest.find('/');
     const std::string_view folder = rest.substr(0, slash);
-    require(known.contains(folder),
-            [&] { return "record " + shown(record.name) + " belongs to no method of a target"; });
+    require(known.contains(folder), "record ", Quoted{record.name}, " belongs to no method of a target");
     if (slash != std::string_view::npos && rest.ends_with(".so")) missing.erase(folder);
   }
   const auto lacks_code = [&](const std::string& folder) { return missing.contains(folder); };
   const auto found = std::find_if(folders.begin(), folders.end(), lacks_code);
-  require(found == folders.end(), [&] {
-    return "there is no compiled code in " + *found + ": no record " + std::string(kAotInductorDir) + *found + "/*.so";
-  });
+  if (found == folders.end()) return;
+  inconsistent("there is no compiled code in ", *found, ": no record ", kAotInductorDir, *found, "/*.so");
 }
 
 void check_onnx_functions(const Onnx& onnx, const Names& known) {
@@ -167,18 +157,19 @@ void check_onnx_functions(const Onnx& onnx, const Names& known) {
     const auto what = [&] {
       return "ONNX function " + shown(function.domain + "::" + function.name + ":" + function.overload);
     };
-    require(!function.domain.empty() && !function.name.empty(), [&] { return what() + " has no domain or no name"; });
-    require(known.contains(function.op),
-            [&] { return what() + " computes " + shown(function.op) + ", which is not among the operators"; });
-    require(seen.emplace(function.domain, function.name, function.overload).second,
-            [&] { return what() + " appears twice"; });
+    if (function.domain.empty() || function.name.empty()) inconsistent(what(), " has no domain or no name");
+    if (!known.contains(function.op)) {
+      inconsistent(what(), " computes ", Quoted{function.op}, ", which is not among the operators");
+    }
+    const bool is_new = seen.emplace(function.domain, function.name, function.overload).second;
+    if (!is_new) inconsistent(what(), " appears twice");
   }
 }
 
 void check_onnx(const Manifest& manifest) {
   if (manifest.onnx.empty()) return;
   require(manifest.targets.empty() && !manifest.program && manifest.weights.empty() && manifest.libraries.empty(),
-          [] { return "the package describes an ONNX model, but has targets, a program, weights or libraries too"; });
+          "the package describes an ONNX model, but has targets, a program, weights or libraries too");
   std::vector<std::string_view> methods;
   for (const Onnx& onnx : manifest.onnx) methods.push_back(onnx.method);
   check_each_method(methods, manifest, "there are ONNX models");
@@ -189,10 +180,10 @@ void check_onnx(const Manifest& manifest) {
 void check_operators(const std::vector<Operator>& operators, const std::string& where) {
   distinct(operators, kName, ("operator in " + where + ":").c_str());
   for (const Operator& op : operators) {
-    require(is_operator_name(op.name),
-            [&] { return where + ": " + shown(op.name) + " is not an operator name (namespace::name.overload)"; });
-    require(op.schema.starts_with(op.name + "("),
-            [&] { return where + ": " + op.name + " has another operator's schema: " + shown(op.schema); });
+    require(is_operator_name(op.name), where, ": ", Quoted{op.name},
+            " is not an operator name (namespace::name.overload)");
+    require(op.schema.starts_with(op.name + "("), where, ": ", op.name,
+            " has another operator's schema: ", Quoted{op.schema});
   }
 }
 
@@ -204,19 +195,18 @@ void check_libraries(const Manifest& manifest, const Digests& records) {
   std::map<PlatformAndName, std::string_view> definers;
   for (const Library& library : manifest.libraries) {
     const std::string what = "library " + shown(library.record);
-    require(library.sha256 == records.at(library.record),
-            [&] { return what + " and its record have different sha256 digests"; });
+    require(library.sha256 == records.at(library.record), what, " and its record have different sha256 digests");
     check_operators(library.defines, shown(library.record));
     check_version(library.needs_torch, what + ": needs_torch");
     if (library.torch_bound) check_version(*library.torch_bound, what + ": torch_bound");
     for (const Operator& op : library.defines) {
       const auto other = definers.emplace(PlatformAndName{library.platform, op.name}, library.record).first;
-      require(other->second == library.record,
-              [&] { return shown(other->second) + " and " + shown(library.record) + " both define " + op.name; });
+      require(other->second == library.record, Quoted{other->second}, " and ", Quoted{library.record}, " both define ",
+              op.name);
       const auto traced = wanted.find(op.name);
-      require(traced == wanted.end() || traced->second == op.schema, [&] {
-        return what + " defines " + shown(op.schema) + ", but the graph was traced with " + shown(traced->second);
-      });
+      if (traced == wanted.end()) continue;
+      require(traced->second == op.schema, what, " defines ", Quoted{op.schema}, ", but the graph was traced with ",
+              Quoted{traced->second});
     }
   }
 }

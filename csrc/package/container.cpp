@@ -111,9 +111,8 @@ void refuse_named_oddities(const Header& header) {
   const std::string what = "record " + header.name;
   if (header.flags & kEncrypted) bad_layout(what + " is encrypted; a package stores its records unencrypted");
   if (header.method != 0 || header.stored_size != header.size) {
-    bad_layout(what + " is compressed (method " + std::to_string(header.method) + ", " +
-               std::to_string(header.stored_size) + " bytes for " + std::to_string(header.size) +
-               "); a package stores its records uncompressed");
+    bad_layout(concat(what, " is compressed (method ", header.method, ", ", header.stored_size, " bytes for ",
+                      header.size, "); a package stores its records uncompressed"));
   }
   if (header.attributes != 0) {
     bad_layout(what + " has file attributes, like a link or a device; a package has plain records only");
@@ -198,13 +197,11 @@ std::vector<Header> read_directory(int fd, uint64_t file_size) {
     count = load<uint64_t>(tail, 32), length = load<uint64_t>(tail, 40), start = load<uint64_t>(tail, 48);
   }
   if (length > kMaxDirectoryBytes) {
-    bad_layout("the central directory has " + std::to_string(length) + " bytes; a package has at most " +
-               std::to_string(kMaxDirectoryBytes));
+    bad_layout(concat("the central directory has ", length, " bytes; a package has at most ", kMaxDirectoryBytes));
   }
   if (start > file_size || length > file_size - start) {
-    throw Error(errors::kNotAnArchive, "the central directory should lie at byte " + std::to_string(start) +
-                                           " and have " + std::to_string(length) + " bytes, but the file has " +
-                                           std::to_string(file_size));
+    throw Error(errors::kNotAnArchive, concat("the central directory should lie at byte ", start, " and have ", length,
+                                              " bytes, but the file has ", file_size));
   }
   const std::string block = read_at(fd, start, length);
   std::vector<Header> headers;
@@ -227,9 +224,8 @@ std::vector<Entry> check_layout(int fd, uint64_t file_size, const std::vector<He
   for (const Header& header : headers) {
     refuse_named_oddities(header);
     if (header.offset != offset) {
-      bad_layout("record " + header.name + " starts at byte " + std::to_string(header.offset) + ", not " +
-                 std::to_string(offset) +
-                 " where the previous record ends: records overlap, or bytes are hidden between them");
+      bad_layout(concat("record ", header.name, " starts at byte ", header.offset, ", not ", offset,
+                        " where the previous record ends: records overlap, or bytes are hidden between them"));
     }
     const Entry entry = laid_out(header.name, header.size, header.crc32, offset);
     if (entry.data_offset > file_size || header.size > file_size - entry.data_offset) {
@@ -245,10 +241,9 @@ std::vector<Entry> check_layout(int fd, uint64_t file_size, const std::vector<He
   }
   const std::string expected = central_directory(entries);
   if (file_size - offset != expected.size() || read_at(fd, offset, expected.size()) != expected) {
-    bad_layout("the bytes after the last record (from byte " + std::to_string(offset) + " of " +
-                   std::to_string(file_size) +
-                   ") are not the central directory of a package with these records: they hold a comment, extra "
-                   "fields, dates or hidden bytes",
+    bad_layout(concat("the bytes after the last record (from byte ", offset, " of ", file_size,
+                      ") are not the central directory of a package with these records: they hold a comment, extra "
+                      "fields, dates or hidden bytes"),
                "Other zip tools write such archives; pack it again with `exportkit package`.");
   }
   return entries;

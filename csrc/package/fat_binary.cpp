@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "package/targets.h"
+#include "package/text.h"
 
 namespace exportkit {
 namespace {
@@ -29,9 +30,7 @@ Version cuda_of(const Version& ptx) {
   return {major + 4, major == 8 && minor > 5 ? minor + 1 : minor};
 }
 
-std::string text(const Version& version) {
-  return std::to_string(version.first) + "." + std::to_string(version.second);
-}
+std::string text(const Version& version) { return concat(version.first, ".", version.second); }
 
 std::string architecture(uint32_t number, uint64_t flags) {
   return "sm_" + std::to_string(number) + (flags & kSpecific ? "a" : flags & kFamily ? "f" : "");

@@ -1,4 +1,5 @@
-// Finds out who can change a file or a folder. We trust files that only root and the current user can change.
+// The user's folders, and who can change a file or a folder. We trust files that only root and the current user can
+// change.
 #pragma once
 
 #include <sys/stat.h>
@@ -19,5 +20,12 @@ struct Followed {
 // Follows the links of a path, whose end need not exist. Stops with a reason at the first link that another user made,
 // and at the first folder in which another user can rename what comes next. FileError.
 Followed follow(const std::filesystem::path& path);
+
+// An environment variable; empty if it is not set.
+std::string environment(const char* name);
+
+// exportkit's folder under the folder that a variable such as XDG_CACHE_HOME names, or under a folder of the user's
+// home, such as .cache.
+std::filesystem::path user_folder(const char* variable, const char* in_home);
 
 }  // namespace exportkit

@@ -89,6 +89,9 @@ constexpr Field<T C::*, Read> field(const char* key, T C::* member, Read read) {
   return {key, member, read};
 }
 
+// A member of the struct that has the key's name.
+#define FIELD(Struct, member, read) field(#member, &Struct::member, read)
+
 // A key that may be absent; the value then stays as it is.
 template <class... Given>
 constexpr auto optional_field(const char* key, Given&&... given) {
@@ -134,13 +137,21 @@ constexpr auto object(Field<T C::*, Read>... each) {
   };
 }
 
-// Reads an object that must have these keys. Others are skipped.
-inline void read_members(JsonReader& json, std::map<std::string_view, std::function<void()>> members) {
+using Members = std::map<std::string_view, std::function<void()>>;
+
+// Reads these members of an object, and skips others. Returns those that it does not have.
+inline Members read_known(JsonReader& json, Members members) {
   json.object([&](std::string_view key) {
     const auto member = members.extract(key);
     member.empty() ? json.skip() : member.mapped()();
   });
-  if (!members.empty()) json.fail("object lacks the key " + shown(members.begin()->first));
+  return members;
+}
+
+// Reads an object that must have these members. Others are skipped.
+inline void read_members(JsonReader& json, Members members) {
+  const Members missing = read_known(json, std::move(members));
+  if (!missing.empty()) json.fail("object lacks the key " + shown(missing.begin()->first));
 }
 
 }  // namespace exportkit

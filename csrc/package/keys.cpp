@@ -5,9 +5,9 @@
 #include <optional>
 #include <stdexcept>
 
+#include "package/digests.h"
 #include "package/errors.h"
 #include "package/libcrypto.h"
-#include "package/sha256.h"
 #include "package/small_files.h"
 #include "package/text.h"
 

@@ -90,33 +90,29 @@ constexpr auto device = one_of("cpu", "cuda");
 // --- objects -------------------------------------------------------------------------------------------------------
 
 constexpr auto dimension =
-    object(field("name", &Dimension::name, symbol), field("min", &Dimension::min, count),
-           field("max", &Dimension::max, count), optional_field("tried", &Dimension::tried, list(count)));
+    object(FIELD(Dimension, name, symbol), FIELD(Dimension, min, count), FIELD(Dimension, max, count),
+           optional_field("tried", &Dimension::tried, list(count)));
 
 Extent extent(JsonReader& json) {
   if (json.peek() != JsonReader::Kind::kObject) return count(json);
-  return object(field("dimension", &Size::dimension, symbol), field("scale", &Size::scale, scale),
-                field("offset", &Size::offset, integer))(json);
+  return object(FIELD(Size, dimension, symbol), FIELD(Size, scale, scale), FIELD(Size, offset, integer))(json);
 }
 
 constexpr auto gradient_of =
-    object(field("output", &GradientOf::output, text), field("input", &GradientOf::input, text),
-           field("scale", &GradientOf::scale, number));
+    object(FIELD(GradientOf, output, text), FIELD(GradientOf, input, text), FIELD(GradientOf, scale, number));
 
 constexpr auto output_tolerance =
-    object(field("rtol", &OutputTolerance::rtol, not_negative), field("atol", &OutputTolerance::atol, not_negative),
-           field("ranking_of", &OutputTolerance::ranking_of, nullable(text)),
-           field("rows_of", &OutputTolerance::rows_of, nullable(text)),
+    object(FIELD(OutputTolerance, rtol, not_negative), FIELD(OutputTolerance, atol, not_negative),
+           FIELD(OutputTolerance, ranking_of, nullable(text)), FIELD(OutputTolerance, rows_of, nullable(text)),
            optional_field("gradient_of", &OutputTolerance::gradient_of, gradient_of));
 
-constexpr auto tensor_input = object(field("name", &TensorInput::name, text), field("dtype", &TensorInput::dtype, text),
-                                     field("shape", &TensorInput::shape, list(extent)),
-                                     field("written", &TensorInput::written, nullable(output_tolerance)));
+constexpr auto tensor_input =
+    object(FIELD(TensorInput, name, text), FIELD(TensorInput, dtype, text), FIELD(TensorInput, shape, list(extent)),
+           FIELD(TensorInput, written, nullable(output_tolerance)));
 
 constexpr auto tensor_output =
-    object(field("name", &TensorOutput::name, text), field("dtype", &TensorOutput::dtype, text),
-           field("shape", &TensorOutput::shape, list(nullable(extent))),
-           field("tolerance", &TensorOutput::tolerance, output_tolerance));
+    object(FIELD(TensorOutput, name, text), FIELD(TensorOutput, dtype, text),
+           FIELD(TensorOutput, shape, list(nullable(extent))), FIELD(TensorOutput, tolerance, output_tolerance));
 
 // The type may come last, after a nested tree as large as the manifest. So all fields are read in one pass, before the
 // type is known.
@@ -162,66 +158,54 @@ Node node(JsonReader& json) {
   json.fail("node of type " + shown(type) + ", which is unknown or has other keys");
 }
 
-constexpr auto parameter =
-    object(field("name", &Parameter::name, text), field("kind", &Parameter::kind, one_of("positional", "keyword")),
-           field("value", &Parameter::value, node));
+constexpr auto parameter = object(FIELD(Parameter, name, text), FIELD(Parameter, kind, one_of("positional", "keyword")),
+                                  FIELD(Parameter, value, node));
 
 constexpr auto call =
-    object(field("parameters", &Call::parameters, list(parameter)), field("inputs", &Call::inputs, list(tensor_input)),
-           field("result", &Call::result, node), field("outputs", &Call::outputs, list(tensor_output)),
-           field("dimensions", &Call::dimensions, list(dimension)));
+    object(FIELD(Call, parameters, list(parameter)), FIELD(Call, inputs, list(tensor_input)), FIELD(Call, result, node),
+           FIELD(Call, outputs, list(tensor_output)), FIELD(Call, dimensions, list(dimension)));
 
 constexpr auto state_tensor =
-    object(field("name", &StateTensor::name, text), field("aliases", &StateTensor::aliases, list(text)),
-           field("dtype", &StateTensor::dtype, text), field("shape", &StateTensor::shape, list(extent)),
-           field("initial", &StateTensor::initial, nullable(text)),
-           field("tolerance", &StateTensor::tolerance, output_tolerance));
+    object(FIELD(StateTensor, name, text), FIELD(StateTensor, aliases, list(text)), FIELD(StateTensor, dtype, text),
+           FIELD(StateTensor, shape, list(extent)), FIELD(StateTensor, initial, nullable(text)),
+           FIELD(StateTensor, tolerance, output_tolerance));
 
-constexpr auto state_use =
-    object(field("index", &StateUse::index, count), field("written", &StateUse::written, boolean));
+constexpr auto state_use = object(FIELD(StateUse, index, count), FIELD(StateUse, written, boolean));
 
-constexpr auto method = object(field("name", &Method::name, text), field("call", &Method::call, call),
-                               field("state", &Method::state, list(state_use)));
+constexpr auto method =
+    object(FIELD(Method, name, text), FIELD(Method, call, call), FIELD(Method, state, list(state_use)));
 
 constexpr auto target =
-    object(field("name", &Target::name, name), field("device", &Target::device, device),
-           field("platform", &Target::platform, name), field("cpu_isa", &Target::cpu_isa, nullable(text)),
-           field("cuda_architecture", &Target::cuda_architecture, nullable(text)),
-           field("cuda_ptx", &Target::cuda_ptx, boolean), field("needs_torch", &Target::needs_torch, text),
-           field("built_with_torch", &Target::built_with_torch, text),
-           field("built_with_cuda", &Target::built_with_cuda, nullable(text)),
-           field("constants", &Target::constants, object_of(object_of(text))));
+    object(FIELD(Target, name, name), FIELD(Target, device, device), FIELD(Target, platform, name),
+           FIELD(Target, cpu_isa, nullable(text)), FIELD(Target, cuda_architecture, nullable(text)),
+           FIELD(Target, cuda_ptx, boolean), FIELD(Target, needs_torch, text), FIELD(Target, built_with_torch, text),
+           FIELD(Target, built_with_cuda, nullable(text)), FIELD(Target, constants, object_of(object_of(text))));
 
 constexpr auto weight =
-    object(field("name", &Weight::name, text), field("aliases", &Weight::aliases, list(text)),
-           field("state", &Weight::state, boolean), field("dtype", &Weight::dtype, text),
-           field("shape", &Weight::shape, list(count)), field("strides", &Weight::strides, list(count)),
-           field("record", &Weight::record, nullable(text)));
+    object(FIELD(Weight, name, text), FIELD(Weight, aliases, list(text)), FIELD(Weight, state, boolean),
+           FIELD(Weight, dtype, text), FIELD(Weight, shape, list(count)), FIELD(Weight, strides, list(count)),
+           FIELD(Weight, record, nullable(text)));
 
-constexpr auto program =
-    object(field("records", &Program::records, object_of(text)), field("device", &Program::device, device),
-           field("built_with_torch", &Program::built_with_torch, text));
+constexpr auto program = object(FIELD(Program, records, object_of(text)), FIELD(Program, device, device),
+                                FIELD(Program, built_with_torch, text));
 
-constexpr auto onnx_data = object(field("name", &OnnxData::name, file_name), field("size", &OnnxData::size, count),
-                                  field("sha256", &OnnxData::sha256, sha256));
+constexpr auto onnx_data =
+    object(FIELD(OnnxData, name, file_name), FIELD(OnnxData, size, count), FIELD(OnnxData, sha256, sha256));
 
-constexpr auto onnx_function =
-    object(field("operator", &OnnxFunction::op, text), field("domain", &OnnxFunction::domain, text),
-           field("name", &OnnxFunction::name, text), field("overload", &OnnxFunction::overload, text));
+constexpr auto onnx_function = object(field("operator", &OnnxFunction::op, text), FIELD(OnnxFunction, domain, text),
+                                      FIELD(OnnxFunction, name, text), FIELD(OnnxFunction, overload, text));
 
-constexpr auto onnx =
-    object(field("method", &Onnx::method, text), field("size", &Onnx::size, count),
-           field("sha256", &Onnx::sha256, sha256), field("data", &Onnx::data, nullable(onnx_data)),
-           field("opset", &Onnx::opset, opset), field("functions", &Onnx::functions, list(onnx_function)));
+constexpr auto onnx = object(FIELD(Onnx, method, text), FIELD(Onnx, size, count), FIELD(Onnx, sha256, sha256),
+                             FIELD(Onnx, data, nullable(onnx_data)), FIELD(Onnx, opset, opset),
+                             FIELD(Onnx, functions, list(onnx_function)));
 
-constexpr auto operator_ = object(field("name", &Operator::name, text), field("schema", &Operator::schema, text));
+constexpr auto operator_ = object(FIELD(Operator, name, text), FIELD(Operator, schema, text));
 
 constexpr auto library =
-    object(field("record", &Library::record, text), field("sha256", &Library::sha256, sha256),
-           field("platform", &Library::platform, name), field("device", &Library::device, device),
-           field("kernels", &Library::kernels, list(one_of("cpu", "cuda", "any"))),
-           field("defines", &Library::defines, list(operator_)), field("needs_torch", &Library::needs_torch, text),
-           field("torch_bound", &Library::torch_bound, nullable(text)), field("needs", &Library::needs, list(text)),
+    object(FIELD(Library, record, text), FIELD(Library, sha256, sha256), FIELD(Library, platform, name),
+           FIELD(Library, device, device), FIELD(Library, kernels, list(one_of("cpu", "cuda", "any"))),
+           FIELD(Library, defines, list(operator_)), FIELD(Library, needs_torch, text),
+           FIELD(Library, torch_bound, nullable(text)), FIELD(Library, needs, list(text)),
            optional_field("adds_to", &Library::adds_to, list(text)));
 
 std::vector<std::pair<std::string, int64_t>> sizes(JsonReader& json) {
@@ -233,38 +217,33 @@ std::vector<std::pair<std::string, int64_t>> sizes(JsonReader& json) {
   return out;
 }
 
-constexpr auto accuracy =
-    object(field("rms", &Accuracy::rms, not_negative), field("greatest", &Accuracy::greatest, not_negative));
+constexpr auto accuracy = object(FIELD(Accuracy, rms, not_negative), FIELD(Accuracy, greatest, not_negative));
 
-constexpr auto case_call = object(field("method", &CaseCall::method, text), field("sizes", &CaseCall::sizes, sizes),
-                                  field("accuracy", &CaseCall::accuracy, object_of(nullable(accuracy))));
+constexpr auto case_call = object(FIELD(CaseCall, method, text), FIELD(CaseCall, sizes, sizes),
+                                  FIELD(CaseCall, accuracy, object_of(nullable(accuracy))));
 
-constexpr auto case_ = object(field("record", &Case::record, text), field("calls", &Case::calls, list(case_call)),
-                              field("reference_dtype", &Case::reference_dtype, nullable(one_of("float64", "float32"))),
-                              field("state_accuracy", &Case::state_accuracy, object_of(nullable(accuracy))));
+constexpr auto case_ = object(FIELD(Case, record, text), FIELD(Case, calls, list(case_call)),
+                              FIELD(Case, reference_dtype, nullable(one_of("float64", "float32"))),
+                              FIELD(Case, state_accuracy, object_of(nullable(accuracy))));
 
-constexpr auto source = object(field("model", &Source::model, nullable(text)),
-                               field("model_kwargs", &Source::model_kwargs, object_of(constant)),
-                               field("dtype", &Source::dtype, nullable(text)), field("seed", &Source::seed, integer),
-                               field("state_sha256", &Source::state_sha256, sha256));
+constexpr auto source =
+    object(FIELD(Source, model, nullable(text)), FIELD(Source, model_kwargs, object_of(constant)),
+           FIELD(Source, dtype, nullable(text)), FIELD(Source, seed, integer), FIELD(Source, state_sha256, sha256));
 
-constexpr auto provenance =
-    object(field("exportkit", &Provenance::exportkit, text), field("torch", &Provenance::torch, text),
-           field("commit", &Provenance::commit, nullable(text)), field("dirty", &Provenance::dirty, nullable(boolean)),
-           field("tf32", &Provenance::tf32, boolean));
+constexpr auto provenance = object(FIELD(Provenance, exportkit, text), FIELD(Provenance, torch, text),
+                                   FIELD(Provenance, commit, nullable(text)),
+                                   FIELD(Provenance, dirty, nullable(boolean)), FIELD(Provenance, tf32, boolean));
 
-constexpr auto record = object(field("name", &Record::name, text), field("size", &Record::size, count),
-                               field("sha256", &Record::sha256, sha256));
+constexpr auto record = object(FIELD(Record, name, text), FIELD(Record, size, count), FIELD(Record, sha256, sha256));
 
 constexpr auto manifest =
-    object(field("format_version", &Manifest::format_version, integer), field("name", &Manifest::name, name),
-           field("version", &Manifest::version, text), field("methods", &Manifest::methods, list(method)),
-           field("state", &Manifest::state, list(state_tensor)), field("targets", &Manifest::targets, list(target)),
-           field("weights", &Manifest::weights, list(weight)), field("program", &Manifest::program, nullable(program)),
-           field("onnx", &Manifest::onnx, list(onnx)), field("operators", &Manifest::operators, list(operator_)),
-           field("libraries", &Manifest::libraries, list(library)), field("cases", &Manifest::cases, list(case_)),
-           field("source", &Manifest::source, source), field("provenance", &Manifest::provenance, provenance),
-           field("records", &Manifest::records, list(record)));
+    object(FIELD(Manifest, format_version, integer), FIELD(Manifest, name, name), FIELD(Manifest, version, text),
+           FIELD(Manifest, methods, list(method)), FIELD(Manifest, state, list(state_tensor)),
+           FIELD(Manifest, targets, list(target)), FIELD(Manifest, weights, list(weight)),
+           FIELD(Manifest, program, nullable(program)), FIELD(Manifest, onnx, list(onnx)),
+           FIELD(Manifest, operators, list(operator_)), FIELD(Manifest, libraries, list(library)),
+           FIELD(Manifest, cases, list(case_)), FIELD(Manifest, source, source),
+           FIELD(Manifest, provenance, provenance), FIELD(Manifest, records, list(record)));
 
 // --- the whole manifest --------------------------------------------------------------------------------------------
 

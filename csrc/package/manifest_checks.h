@@ -15,10 +15,16 @@ namespace exportkit {
 
 using Names = std::unordered_set<std::string_view>;
 
-// Throws ManifestConsistencyError unless `holds`. `message` is called only then.
-template <class F>
-void require(bool holds, const F& message) {
-  if (!holds) throw Error(errors::kManifestConsistency, message());
+// Throws ManifestConsistencyError, with the parts as its message.
+template <class... Parts>
+[[noreturn]] void inconsistent(const Parts&... parts) {
+  throw Error(errors::kManifestConsistency, concat(parts...));
+}
+
+// The same unless `holds`.
+template <class... Parts>
+void require(bool holds, const Parts&... parts) {
+  if (!holds) inconsistent(parts...);
 }
 
 // The names of a list's items; refuses a name that appears twice.
@@ -27,7 +33,7 @@ Names distinct(const List& list, NameOf name_of, const char* what) {
   Names seen;
   for (const auto& item : list) {
     const std::string_view name = name_of(item);
-    require(seen.insert(name).second, [&] { return std::string(what) + " " + shown(name) + " appears twice"; });
+    require(seen.insert(name).second, what, " ", Quoted{name}, " appears twice");
   }
   return seen;
 }

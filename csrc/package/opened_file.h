@@ -31,8 +31,8 @@ struct OpenedFile {
   std::string name;                        // for messages: the path's last part, or what was given
   std::optional<PackageLayer> layer = {};  // nothing lies beside a blob, so all that belongs to it is here
 
-  // Opens a file, or the package in a folder: package_folder.h has the errors. UsageError: the path does not exist or
-  // cannot be read.
+  // Opens a file, or the package in a folder, of which open_package_folder says the errors. UsageError: the path does
+  // not exist or cannot be read.
   static OpenedFile by_path(const std::filesystem::path& path);
   // The file of a descriptor, which stays the caller's and whose position does not matter. UsageError: it is not open
   // for reading. NotAnArchiveError: it is no file, but a folder, a device, a pipe or a socket.
@@ -59,5 +59,15 @@ class ArrivingPackage {
   uint64_t limit_, size_ = 0;
   Descriptor file_;
 };
+
+// The suffixes of signature files: of our own form, and of OpenSSF model signing's bundles.
+inline constexpr const char *kOwnSuffix = ".sig", *kBundleSuffix = ".sigstore.json";
+
+// Opens the package in a folder. Nothing in the folder names another place: links are refused, and the names of blobs
+// are their digests. FORMAT.md, "Folders", has the rules.
+//
+// UsageError: there is no package, or more than one. ArtifactError: the layout breaks a rule. DigestMismatchError: a
+// blob is not what its descriptor says; the package's own digest is checked with those of its records.
+OpenedFile open_in_folder(const std::filesystem::path& path);
 
 }  // namespace exportkit

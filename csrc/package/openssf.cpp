@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <optional>
 
 #include "package/errors.h"
 #include "package/json_fields.h"
@@ -49,8 +48,7 @@ std::string base64(const std::string& text, const std::string& name) {
 
 // The signed message, DSSE's PAE: https://github.com/secure-systems-lab/dsse/blob/v1.0.0/protocol.md.
 std::string pre_authentication(const std::string& payload) {
-  return "DSSEv1 " + std::to_string(kPayload.size()) + " " + std::string(kPayload) + " " +
-         std::to_string(payload.size()) + " " + payload;
+  return concat("DSSEv1 ", kPayload.size(), " ", kPayload, " ", payload.size(), " ", payload);
 }
 
 }  // namespace

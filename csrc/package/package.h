@@ -98,7 +98,7 @@ EK_API int ek_package_data_offset(const ek_package* package, const char* name, u
 EK_API int ek_package_read(const ek_package* package, const char* name, void* buffer, size_t size);
 /* Writes a record to a file, which appears only if the digest matches. */
 EK_API int ek_package_extract(const ek_package* package, const char* name, const char* destination, unsigned mode);
-/* What the metadata `exportkit.state` of a file with this model's state must be (state_digest.h). */
+/* What the metadata `exportkit.state` of a file with this model's state must be (state_matching.h). */
 EK_API int ek_package_state_digest(const ek_package* package, ek_text* digest);
 /* Checks every record's digest (rule 13). */
 EK_API int ek_package_verify(const ek_package* package);

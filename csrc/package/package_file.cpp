@@ -3,14 +3,12 @@
 #include <time.h>
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
-#include "package/crc32.h"
+#include "package/digests.h"
 #include "package/errors.h"
 #include "package/manifest.h"
 #include "package/record_rules.h"
-#include "package/sha256.h"
 
 namespace exportkit {
 namespace {

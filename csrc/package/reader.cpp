@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <utility>
 
 #include "package/consistency.h"
-#include "package/crc32.h"
+#include "package/digests.h"
 #include "package/errors.h"
 #include "package/in_threads.h"
 #include "package/record_rules.h"
-#include "package/sha256.h"
 #include "package/text.h"
 
 namespace exportkit {

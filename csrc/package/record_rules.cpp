@@ -4,8 +4,8 @@
 #include <iterator>
 #include <unordered_set>
 
+#include "package/digests.h"
 #include "package/errors.h"
-#include "package/sha256.h"
 #include "package/text.h"
 
 namespace exportkit {
@@ -43,10 +43,9 @@ void check_record_names(const std::vector<std::string_view>& names) {
   std::unordered_set<std::string_view> seen;
   for (const std::string_view name : names) {
     if (!is_safe(name)) {
-      throw Error(errors::kUnsafeRecordName,
-                  "record name " + shown(name) +
-                      " is not allowed: names are relative paths; each part has letters, digits and _.+=@-, and "
-                      "not only dots");
+      throw Error(errors::kUnsafeRecordName, concat("record name ", Quoted{name},
+                                                    " is not allowed: names are relative paths; each part has letters, "
+                                                    "digits and _.+=@-, and not only dots"));
     }
     if (!seen.insert(name).second) {
       throw Error(errors::kDuplicateRecord, "two records have the name " + std::string(name));
@@ -59,8 +58,7 @@ void check_record_names(const std::vector<std::string_view>& names) {
     inside.assign(folder).append("/");
     const auto name = std::lower_bound(sorted.begin(), sorted.end(), std::string_view(inside));
     if (name != sorted.end() && name->starts_with(inside)) {
-      throw Error(errors::kUnsafeRecordName,
-                  std::string(folder) + " is both a record and a folder of the record " + std::string(*name));
+      throw Error(errors::kUnsafeRecordName, concat(folder, " is both a record and a folder of the record ", *name));
     }
   }
   for (const std::string_view name : names) {

@@ -123,16 +123,14 @@ void check_places(std::vector<Place>& places, uint64_t start, uint64_t file_size
     }
     const uint64_t bytes = byte_count(place.shape, item_size(place.dtype), place.name);
     if (place.end - place.begin != bytes) {
-      refuse(what + " has " + std::to_string(place.end - place.begin) + " bytes; its dtype and shape need " +
-             std::to_string(bytes));
+      refuse(concat(what, " has ", place.end - place.begin, " bytes; its dtype and shape need ", bytes));
     }
     at = place.end;
     place.begin += start;  // cannot overflow: offsets are below 2^63, and a header is small
     place.end += start;
   }
   if (at != file_size - start) {
-    refuse("the tensors end at byte " + std::to_string(at) + " of " + std::to_string(file_size - start) +
-           " bytes of data");
+    refuse(concat("the tensors end at byte ", at, " of ", file_size - start, " bytes of data"));
   }
   std::sort(places.begin(), places.end(), [](const Place& one, const Place& other) { return one.name < other.name; });
 }
@@ -149,8 +147,7 @@ uint64_t header_size(std::string_view first_eight) {
   uint64_t length = 0;
   for (size_t i = 0; i < kLengthBytes; ++i) length |= uint64_t{static_cast<uint8_t>(first_eight[i])} << (8 * i);
   if (length > kMaxHeaderBytes) {
-    refuse("the header has " + std::to_string(length) + " bytes; at most " + std::to_string(kMaxHeaderBytes) +
-           " are read");
+    refuse(concat("the header has ", length, " bytes; at most ", kMaxHeaderBytes, " are read"));
   }
   return kLengthBytes + length;
 }

@@ -1,14 +1,15 @@
-// The rules of methods and of the state that they share.
+// The rules of weights, of methods and of the state that these share.
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "package/consistency.h"
 #include "package/manifest_checks.h"
+#include "package/safetensors.h"
 
 namespace exportkit {
-
 namespace {
 
 constexpr std::string_view kStateDir = "exportkit/state/";
@@ -45,8 +46,8 @@ void check_names(const Manifest& manifest) {
     weights.insert(weight.aliases.begin(), weight.aliases.end());
   }
   const auto check = [&](const std::string& name) {
-    require(!weights.contains(name), [&] { return "state " + shown(name) + " has the name of a weight"; });
-    require(seen.insert(name).second, [&] { return "state " + shown(name) + " appears twice"; });
+    require(!weights.contains(name), "state ", Quoted{name}, " has the name of a weight");
+    require(seen.insert(name).second, "state ", Quoted{name}, " appears twice");
   };
   for (const StateTensor& state : manifest.state) {
     check(state.name);
@@ -55,31 +56,27 @@ void check_names(const Manifest& manifest) {
 }
 
 void check_shape(const StateTensor& state) {
-  require(item_bytes(state.dtype) > 0, [&] { return named(state) + " has the unknown dtype " + shown(state.dtype); });
-  require(state.shape.size() <= kMaxRank, [&] {
-    return named(state) + " has " + std::to_string(state.shape.size()) + " sizes; at most " + std::to_string(kMaxRank) +
-           " are allowed";
-  });
+  require(item_bytes(state.dtype) > 0, named(state), " has the unknown dtype ", Quoted{state.dtype});
+  require(state.shape.size() <= kMaxRank, named(state), " has ", state.shape.size(), " sizes; at most ", kMaxRank,
+          " are allowed");
   for (size_t axis = 0; axis < state.shape.size(); ++axis) {
     const auto* size = std::get_if<Size>(&state.shape[axis]);
-    require(!size || (axis == 0 && size->scale == 1 && size->offset == 0), [&] {
-      return named(state) +
-             " has a size that varies other than a dimension itself as the first size: " + std::to_string(size->scale) +
-             "*" + size->dimension + " and " + std::to_string(size->offset) + " as size " + std::to_string(axis);
-    });
+    if (!size) continue;
+    require(axis == 0 && size->scale == 1 && size->offset == 0, named(state),
+            " has a size that varies other than a dimension itself as the first size: ", size->scale, "*",
+            size->dimension, " and ", size->offset, " as size ", axis);
   }
 }
 
 void check_initial(const StateTensor& state, const Manifest& manifest) {
   const Record* record = record_of(manifest, *state.initial);
-  const auto what = [&] { return named(state) + ": its initial value " + shown(*state.initial); };
-  require(record, [&] { return what() + " is not a record"; });
-  require(record->name == std::string(kStateDir) + record->sha256,
-          [&] { return what() + " is not " + std::string(kStateDir) + " and the sha256 of its content"; });
-  require(static_cast<uint64_t>(record->size) == initial_bytes(state), [&] {
-    return what() + " has " + std::to_string(record->size) + " bytes; dtype and shape take " +
-           std::to_string(initial_bytes(state)) + (rows_of(state) ? ", with one row of what varies" : "");
-  });
+  const std::string what = named(state) + ": its initial value " + shown(*state.initial);
+  require(record, what, " is not a record");
+  require(record->name == std::string(kStateDir) + record->sha256, what, " is not ", kStateDir,
+          " and the sha256 of its content");
+  require(static_cast<uint64_t>(record->size) == initial_bytes(state), what, " has ", record->size,
+          " bytes; dtype and shape take ", initial_bytes(state),
+          (rows_of(state) ? ", with one row of what varies" : ""));
 }
 
 // --- all of it -----------------------------------------------------------------------------------------------------
@@ -93,33 +90,26 @@ Dimensions check_uses(const Manifest& manifest) {
     const Dimensions dimensions = method.state.empty() ? Dimensions{} : dimensions_of(method.call);
     std::unordered_set<int64_t> taken;
     for (const StateUse& use : method.state) {
-      require(static_cast<size_t>(use.index) < manifest.state.size(), [&] {
-        return what + " uses state " + std::to_string(use.index) + "; there are " +
-               std::to_string(manifest.state.size()) + " state tensors, counted from 0";
-      });
-      require(taken.insert(use.index).second,
-              [&] { return what + " uses state " + std::to_string(use.index) + " twice"; });
+      require(static_cast<size_t>(use.index) < manifest.state.size(), what, " uses state ", use.index, "; there are ",
+              manifest.state.size(), " state tensors, counted from 0");
+      require(taken.insert(use.index).second, what, " uses state ", use.index, " twice");
       const auto index = static_cast<size_t>(use.index);
       used[index] = true;
       const StateTensor& state = manifest.state[index];
       const Size* rows = rows_of(state);
       if (!rows) continue;
       const auto its = dimensions.find(rows->dimension);
-      require(its != dimensions.end(), [&] {
-        return what + " uses " + named(state) + " but has no dimension " + rows->dimension + ", which varies in it";
-      });
+      require(its != dimensions.end(), what, " uses ", named(state), " but has no dimension ", rows->dimension,
+              ", which varies in it");
       const Dimension& first = *found.emplace(rows->dimension, its->second).first->second;
-      require(first.min == its->second->min && first.max == its->second->max, [&] {
-        return what + " has " + std::to_string(its->second->min) + " to " + std::to_string(its->second->max) +
-               " for dimension " + rows->dimension + " of " + named(state) + "; another method has " +
-               std::to_string(first.min) + " to " + std::to_string(first.max);
-      });
+      require(first.min == its->second->min && first.max == its->second->max, what, " has ", its->second->min, " to ",
+              its->second->max, " for dimension ", rows->dimension, " of ", named(state), "; another method has ",
+              first.min, " to ", first.max);
     }
   }
   const auto unused = std::find(used.begin(), used.end(), false);
-  require(unused == used.end(),
-          [&] { return named(manifest.state[static_cast<size_t>(unused - used.begin())]) + " is used by no method"; });
-  return found;
+  if (unused == used.end()) return found;
+  inconsistent(named(manifest.state[static_cast<size_t>(unused - used.begin())]), " is used by no method");
 }
 
 void check_bytes(const Manifest& manifest, const Dimensions& dimensions) {
@@ -129,22 +119,49 @@ void check_bytes(const Manifest& manifest, const Dimensions& dimensions) {
     // One row at least, so that the record of the initial value has a size, too.
     const int64_t least = rows ? std::max<int64_t>(dimensions.at(rows->dimension)->min, 1) : 0;
     all = std::min(all + bytes_with(state, static_cast<uint64_t>(least)), kMaxBytes + 1);
-    require(all <= kMaxBytes, [&] {
-      return "the state up to " + shown(state.name) +
-             " has more than 2^62 bytes even at its smallest, which no memory "
-             "holds";
-    });
+    require(all <= kMaxBytes, "the state up to ", Quoted{state.name},
+            " has more than 2^62 bytes even at its smallest, which no memory holds");
   }
+}
+
+constexpr std::string_view kWeightsDir = "data/weights/";
+
+// Checks that the strides address every element of the record once, so that nothing outside it is read.
+void check_strides(const Weight& weight) {
+  const std::string what = "weight " + shown(weight.name);
+  require(item_bytes(weight.dtype) > 0, what, " has the unknown dtype ", Quoted{weight.dtype});
+  require(weight.strides.size() == weight.shape.size(), what, " has ", weight.strides.size(), " strides for ",
+          weight.shape.size(), " dimensions");
+  std::vector<std::pair<int64_t, int64_t>> steps;  // stride, size
+  for (size_t i = 0; i < weight.shape.size(); ++i) {
+    if (weight.shape[i] == 0) return;
+    if (weight.shape[i] > 1) steps.emplace_back(weight.strides[i], weight.shape[i]);
+  }
+  std::sort(steps.begin(), steps.end());
+  unsigned __int128 step = 1;
+  for (const auto& [stride, size] : steps) {
+    require(static_cast<uint64_t>(stride) == step, what, " has strides that leave gaps or overlap");
+    step *= static_cast<uint64_t>(size);  // cannot overflow: `step` equals a stride, which is at most 2^62
+  }
+}
+
+void check_weight_record(const Weight& weight, const Manifest& manifest) {
+  const std::string what = "weight " + shown(weight.name);
+  const Record* found = record_of(manifest, *weight.record);
+  require(found, what, ": there is no record ", Quoted{*weight.record});
+  require(found->name.starts_with(kWeightsDir), what, ": ", Quoted{found->name}, " is not under ", kWeightsDir);
+  require(static_cast<uint64_t>(found->size) == weight_bytes(weight), what, " does not have the size of its record ",
+          Quoted{found->name}, ", which has ", found->size);
 }
 
 }  // namespace
 
 void check_methods(const Manifest& manifest) {
-  require(!manifest.methods.empty(), [] { return "the package has no method, so there is nothing to call"; });
+  require(!manifest.methods.empty(), "the package has no method, so there is nothing to call");
   distinct(manifest.methods, kName, "method");
   for (const Method& method : manifest.methods) {
-    require(is_name(method.name) && method.name.size() <= kMaxMethodName,
-            [&] { return "method " + shown(method.name) + " has a name that is not allowed"; });
+    require(is_name(method.name) && method.name.size() <= kMaxMethodName, "method ", Quoted{method.name},
+            " has a name that is not allowed");
     try {
       check_call(method.call);
     } catch (const Error& error) {
@@ -166,5 +183,44 @@ void check_state(const Manifest& manifest) {
 }
 
 uint64_t initial_bytes(const StateTensor& state) { return bytes_with(state, 1); }
+
+uint64_t item_bytes(std::string_view dtype) {
+  if (dtype == "complex32") return 4;  // these two, safetensors does not have
+  return dtype == "complex128" ? 16 : safetensors::item_size(dtype);
+}
+
+void check_weights(const Manifest& manifest) {
+  std::unordered_map<std::string_view, const Weight*> weights;
+  Names seen;
+  for (const Weight& weight : manifest.weights) {
+    weights.emplace(weight.name, &weight);
+    const auto check_name = [&](std::string_view name) {
+      require(seen.insert(name).second, "weight ", Quoted{name}, " appears twice");
+    };
+    check_name(weight.name);
+    for (const std::string& alias : weight.aliases) check_name(alias);
+    check_strides(weight);
+    if (weight.record) check_weight_record(weight, manifest);
+  }
+  for (const Target& target : manifest.targets) {
+    for (const auto& constants : target.constants) {
+      for (const auto& constant : constants.second) {
+        const std::string& name = constant.second;
+        const auto found = weights.find(name);
+        require(found != weights.end() && found->second->record, "target ", target.name, " takes ",
+                Quoted{constant.first}, " from ", Quoted{name}, ", which is not a weight with a record");
+      }
+    }
+  }
+}
+
+uint64_t weight_bytes(const Weight& weight) {
+  if (std::find(weight.shape.begin(), weight.shape.end(), 0) != weight.shape.end()) return 0;
+  // Capped above the size of any record, so that nothing overflows.
+  constexpr unsigned __int128 kMost = std::numeric_limits<uint64_t>::max();
+  unsigned __int128 bytes = item_bytes(weight.dtype);
+  for (const int64_t size : weight.shape) bytes = std::min(bytes * static_cast<uint64_t>(size), kMost);
+  return static_cast<uint64_t>(bytes);
+}
 
 }  // namespace exportkit

@@ -1,4 +1,4 @@
-// Matches the tensors of another fine-tune with a model's weights.
+// A model's state: which of a file's tensors are its weights, and how a file names the model whose state it has.
 #pragma once
 
 #include <map>
@@ -18,5 +18,13 @@ namespace exportkit {
 std::map<std::string, std::vector<const safetensors::Place*>> match_state(const std::vector<Weight>& weights,
                                                                           const std::vector<StateTensor>& state,
                                                                           const std::vector<safetensors::Place>& given);
+
+// The metadata of a state file (safetensors): the model's name and `state_digest`.
+inline constexpr const char* kStateFileModel = "exportkit.model";
+inline constexpr const char* kStateFileDigest = "exportkit.state";
+
+// The SHA-256 of the name, dtype and shape of every tensor of the state, in order. What the state begins with is no
+// part of it: another fine-tune of the model takes the same state.
+std::string state_digest(const Manifest& manifest);
 
 }  // namespace exportkit

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,7 +14,7 @@ namespace exportkit {
 // The machine that targets are compared with.
 struct Host {
   std::string platform;                           // such as "linux-x86_64"
-  std::string cpu_isa;                            // the highest level: host_cpu_isa of package/cpu_levels.h
+  std::string cpu_isa;                            // the highest level: host_cpu_isa
   std::string torch;                              // such as "2.13.0"
   std::optional<std::string> cuda;                // the version torch was built with; empty for a CPU build
   std::vector<std::pair<int, int>> capabilities;  // of each CUDA device
@@ -62,5 +63,12 @@ Choice pick(const std::vector<Target>& targets, const std::vector<Library>& libr
 
 // Why an operator library does not work with this torch version; nothing if it does.
 std::optional<std::string> library_rejection(const Library& library, const std::string& torch);
+
+// Returns a level's rank on a platform such as "linux-aarch64"; -1 if the platform does not have it. A CPU runs code
+// of its own level and of lower ranks.
+int cpu_level_rank(std::string_view platform, std::string_view level);
+
+// The highest level of this CPU, such as "x86-64-v3" or "armv8-a"; on machines without levels the machine's name.
+std::string host_cpu_isa();
 
 }  // namespace exportkit

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace exportkit {
@@ -33,6 +34,32 @@ std::optional<std::string> decode_base64(std::string_view text);
 // Encodes base64 with padding and without line breaks.
 std::string encode_base64(std::string_view bytes);
 
+// The text for messages: printable, in quotes, at most about 100 bytes of it.
+std::string shown(std::string_view text);
+
+// A text that `concat` writes as `shown` does.
+struct Quoted {
+  std::string_view text;
+};
+
+// The parts one after the other; numbers in decimal.
+template <class... Parts>
+std::string concat(const Parts&... parts) {
+  std::string text;
+  const auto add = [&text](const auto& part) {
+    if constexpr (std::is_same_v<decltype(part), const Quoted&>) {
+      text += shown(part.text);
+    } else if constexpr (std::is_integral_v<std::remove_cvref_t<decltype(part)>> && sizeof(part) > 1) {
+      text += std::to_string(part);
+    } else {
+      static_assert(!std::is_arithmetic_v<std::remove_cvref_t<decltype(part)>>);
+      text += part;
+    }
+  };
+  (add(parts), ...);
+  return text;
+}
+
 // The parts with `by` between them.
 std::string joined(const std::vector<std::string>& parts, std::string_view by = ", ");
 
@@ -41,8 +68,5 @@ std::string first_line(std::string_view text);
 
 // The text without terminal control codes: bytes other than printable ASCII become \xNN.
 std::string printable(std::string_view text);
-
-// The text for messages: printable, in quotes, at most about 100 bytes of it.
-std::string shown(std::string_view text);
 
 }  // namespace exportkit

@@ -5,13 +5,13 @@
 #include <optional>
 
 #include "package/errors.h"
+#include "package/guarded.h"
 #include "package/json_fields.h"
+#include "package/opened_file.h"
 #include "package/openssf.h"
-#include "package/package_folder.h"
 #include "package/revocation.h"
 #include "package/signature.h"
 #include "package/small_files.h"
-#include "package/user_folders.h"
 
 namespace exportkit {
 namespace {
@@ -53,8 +53,7 @@ Policy parse_policy(std::string_view content) {
   JsonReader json = JsonReader::checked(content, kMaxDepth);
   Policy policy;
   int64_t version = 0;
-  const auto named_list =
-      object(field("list", &NamedList::path, text), field("minimum_sequence", &NamedList::minimum_sequence, integer));
+  const auto named_list = object(field("list", &NamedList::path, text), FIELD(NamedList, minimum_sequence, integer));
   fields(json, field("version", version, version_1), field("require_signature", policy.require_signature, boolean),
          field("public_keys", policy.public_keys, list(text)),
          optional_field("revocations", policy.revocations, list(named_list)));

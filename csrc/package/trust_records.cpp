@@ -7,15 +7,13 @@
 #include <algorithm>
 #include <charconv>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <set>
 
 #include "package/atomic.h"
+#include "package/digests.h"
 #include "package/guarded.h"
 #include "package/json_fields.h"
-#include "package/sha256.h"
-#include "package/user_folders.h"
 
 namespace exportkit {
 namespace {
@@ -59,11 +57,10 @@ T whole_number(JsonReader& json) {
   return value;
 }
 
-constexpr auto file_state = object(field("device", &FileState::device, whole_number<uint64_t>),
-                                   field("inode", &FileState::inode, whole_number<uint64_t>),
-                                   field("size", &FileState::size, whole_number<int64_t>),
-                                   field("mtime_ns", &FileState::mtime_ns, whole_number<int64_t>),
-                                   field("ctime_ns", &FileState::ctime_ns, whole_number<int64_t>));
+constexpr auto file_state =
+    object(FIELD(FileState, device, whole_number<uint64_t>), FIELD(FileState, inode, whole_number<uint64_t>),
+           FIELD(FileState, size, whole_number<int64_t>), FIELD(FileState, mtime_ns, whole_number<int64_t>),
+           FIELD(FileState, ctime_ns, whole_number<int64_t>));
 
 std::string to_json(const FileState& state) {
   return "{\"device\":" + std::to_string(state.device) + ",\"inode\":" + std::to_string(state.inode) +
@@ -258,8 +255,7 @@ std::optional<EntryRecord> read_entry_record(const fs::path& path) {
   EntryRecord record{};
   const bool read = read_record(path, [&](JsonReader& json) {
     const auto files = [](JsonReader& json) {
-      const auto read = object_of(
-          object(field("sha256", &VerifiedFile::sha256, text), field("state", &VerifiedFile::state, file_state)));
+      const auto read = object_of(object(FIELD(VerifiedFile, sha256, text), FIELD(VerifiedFile, state, file_state)));
       const auto found = read(json);
       return std::map(found.begin(), found.end());
     };

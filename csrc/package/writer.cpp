@@ -5,11 +5,10 @@
 #include <limits>
 
 #include "package/consistency.h"
-#include "package/crc32.h"
+#include "package/digests.h"
 #include "package/errors.h"
 #include "package/in_threads.h"
 #include "package/record_rules.h"
-#include "package/sha256.h"
 
 namespace exportkit {
 namespace {

@@ -2,9 +2,9 @@
 #include "exportkit/exportkit.h"
 #include "exportkit/runtime.h"
 #include "package/errors.h"
+#include "package/text.h"
 #include "runtime/c_api_calls.h"
 #include "runtime/c_api_errors.h"
-#include "runtime/c_api_sessions.h"
 #include "runtime/handles.h"
 
 namespace exportkit {
@@ -61,9 +61,8 @@ void check_case(const Model& model, size_t index) {
 // UsageError if the case has no call of this number.
 const RecordedCall& checked_call(const RecordedCase& recorded, size_t index, size_t call) {
   if (call < recorded.calls.size()) return recorded.calls[call];
-  throw Error(errors::kUsage, "call must be less than " + std::to_string(recorded.calls.size()) +
-                                  ", the number of calls in case " + std::to_string(index) + "; got " +
-                                  std::to_string(call));
+  throw Error(errors::kUsage, concat("call must be less than ", recorded.calls.size(), ", the number of calls in case ",
+                                     index, "; got ", call));
 }
 
 void add_differences(const std::vector<OutputReport>& outputs, std::string& text) {
@@ -183,7 +182,6 @@ int exportkit_replay(exportkit_model model, size_t index, exportkit_error** erro
     check_case(open->model, index);
     const CaseReport report = open->model.replay(index);
     if (report.ok()) return;
-    throw Error(errors::kWrongResult,
-                "case " + std::to_string(index) + " differs from the eager model: " + differences(report));
+    throw Error(errors::kWrongResult, concat("case ", index, " differs from the eager model: ", differences(report)));
   });
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -14,6 +15,7 @@
 #include "exportkit/exportkit.h"
 #include "exportkit/runtime.h"
 #include "package/errors.h"
+#include "package/text.h"
 #include "runtime/c_api_description.h"
 #include "runtime/c_api_errors.h"
 #include "runtime/dlpack_tensors.h"
@@ -46,6 +48,18 @@ struct OpenModel {
 // ModelClosedError if there is none.
 std::shared_ptr<OpenModel> find_model(exportkit_model handle);
 
+struct OpenSession {
+  exportkit_model model;
+  Model of;
+  Session session;
+};
+
+// SessionClosedError if there is none.
+std::shared_ptr<OpenSession> find_session(exportkit_session handle);
+
+// Closes the sessions of a model that was closed.
+void close_sessions(exportkit_model model);
+
 // The method of this name; the default one if the pointer is null. UsageError, which lists the methods.
 const MethodInfo& method_named(const Model& model, const char* name);
 
@@ -58,14 +72,12 @@ Structure members(const Structure* given, size_t least, const char* name) {
   Structure known{};
   if (given == nullptr) return known;
   if (given->size < least || given->size > kMostBytes) {
-    throw Error(errors::kUsage,
-                std::string(name) + ".size must be sizeof(" + name + "), got " + std::to_string(given->size));
+    throw Error(errors::kUsage, concat(name, ".size must be sizeof(", name, "), got ", given->size));
   }
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
   const size_t common = std::min(given->size, sizeof known);
   if (std::any_of(bytes + common, bytes + given->size, [](unsigned char byte) { return byte != 0; })) {
-    throw Error(errors::kUsage,
-                std::string(name) + " has members that exportkit " + exportkit_version() + " does not know",
+    throw Error(errors::kUsage, concat(name, " has members that exportkit ", exportkit_version(), " does not know"),
                 "Use the library of the header's version, or leave the new members zero.");
   }
   std::memcpy(&known, given, common);
@@ -93,8 +105,7 @@ class Results {
   void expect(size_t wanted, size_t count, const char* name) const {
     if (count > 0) not_null(places_, name);
     if (count == wanted) return;
-    throw Error(errors::kUsage, std::string(name) + " must have room for " + std::to_string(wanted) + " tensors, got " +
-                                    std::to_string(count));
+    throw Error(errors::kUsage, concat(name, " must have room for ", wanted, " tensors, got ", count));
   }
 
   // Nothing if the caller gave no places.

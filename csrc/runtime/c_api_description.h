@@ -1,7 +1,6 @@
 // What exportkit_describe returns.
 #pragma once
 
-#include <map>
 #include <string>
 #include <vector>
 

@@ -1,4 +1,5 @@
 // Several requests in one call of the C interface.
+#include "package/text.h"
 #include "runtime/c_api_calls.h"
 #include "runtime/c_api_errors.h"
 #include "runtime/request_run.h"
@@ -22,8 +23,7 @@ std::span<exportkit_request* const> requests_of(exportkit_request* const* given,
     const std::string name = "requests[" + std::to_string(i) + "]";
     exportkit_request& request = *not_null(given[i], name.c_str());
     if (request.size < sizeof request || request.size > kMostBytes) {
-      throw Error(errors::kUsage,
-                  name + ".size must be sizeof(exportkit_request), got " + std::to_string(request.size));
+      throw Error(errors::kUsage, concat(name, ".size must be sizeof(exportkit_request), got ", request.size));
     }
     request.error = nullptr;
   }

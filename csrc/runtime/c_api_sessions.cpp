@@ -1,4 +1,3 @@
-#include "runtime/c_api_sessions.h"
 
 #include "package/errors.h"
 #include "runtime/c_api_calls.h"

@@ -1,5 +1,6 @@
 #include "runtime/code.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
@@ -9,8 +10,8 @@
 #include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
 
 #include <algorithm>
+#include <cstdint>
 
-#include "runtime/call_threads.h"
 #include "runtime/cuda_driver.h"
 #include "runtime/streams.h"
 
@@ -26,6 +27,52 @@ void promote_libstdcxx() {
 
 // AOTInductor's name of a constant that the code computes from the weights, such as a weight in another order.
 bool is_computed(const std::string& constant) { return constant.rfind("_FOLDED_CONST_", 0) == 0; }
+
+// torch's own OpenMP library, which compiled code uses as well, and the MKL in torch. Null where torch has none.
+struct Setters {
+  void (*of_openmp)(int);
+  int (*of_mkl)(int);  // returns the number before; 0 if none was set
+};
+
+const Setters& setters() {
+  static const Setters found = [] {
+    void* const torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);  // its dependencies are searched, too
+    if (torch == nullptr) return Setters{};
+    return Setters{reinterpret_cast<void (*)(int)>(dlsym(torch, "omp_set_num_threads")),
+                   reinterpret_cast<int (*)(int)>(dlsym(torch, "MKL_Set_Num_Threads_Local"))};
+  }();
+  return found;
+}
+
+// While it lives, what this thread calls has so many threads; 0: as many as before. at::set_num_threads would change
+// threads that begin meanwhile, too.
+class CallThreads {
+ public:
+  explicit CallThreads(int64_t count);
+  ~CallThreads();
+  CallThreads(const CallThreads&) = delete;
+  CallThreads& operator=(const CallThreads&) = delete;
+
+ private:
+  int before_ = 0, of_mkl_ = 0;  // 0: unchanged
+};
+
+CallThreads::CallThreads(int64_t count) {
+  if (count == 0 || setters().of_openmp == nullptr) return;
+  before_ = at::get_num_threads();  // a thread's first use of torch sets its number
+  if (before_ == count) {
+    before_ = 0;
+    return;
+  }
+  setters().of_openmp(static_cast<int>(count));
+  if (setters().of_mkl != nullptr) of_mkl_ = setters().of_mkl(static_cast<int>(count));
+}
+
+CallThreads::~CallThreads() {
+  if (before_ == 0) return;
+  setters().of_openmp(before_);
+  if (setters().of_mkl != nullptr) setters().of_mkl(of_mkl_);
+}
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// The comparison of new results with recorded ones, by the rules of exportkit/verify/compare.py.
+// Recorded cases, and the comparison of new results with recorded ones, by the rules of exportkit/verify/compare.py.
 #pragma once
 
 #include <map>
@@ -9,6 +9,8 @@
 
 #include "exportkit/runtime.h"
 #include "package/manifest.h"
+#include "package/reader.h"
+#include "runtime/methods.h"
 
 namespace exportkit {
 
@@ -33,5 +35,11 @@ class Comparison {
   std::map<std::string, std::map<std::string, Accuracy>> accuracy_;  // eager's, by method and result
   std::map<std::string, Accuracy> state_accuracy_;
 };
+
+// Reads a case and moves it to a device: CaseError, DigestMismatchError.
+RecordedCase read_case(const PackageReader& reader, size_t index, c10::Device device);
+
+// The sizes of a session in which a recorded case can run.
+Sizes session_sizes(const Model& model, const RecordedCase& recorded);
 
 }  // namespace exportkit

@@ -3,10 +3,9 @@
 
 #include <c10/core/Device.h>
 
-#include <memory>
 #include <vector>
 
-#include "runtime/cuda_graph_driver.h"
+#include "runtime/cuda_driver.h"
 
 namespace exportkit {
 

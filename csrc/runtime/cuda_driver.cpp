@@ -7,30 +7,19 @@ namespace {
 
 using Context = void*;
 
-// Types and names as in cuda.h; 0 is success.
 struct Driver {
-  int (*get_device)(int*, int);
-  int (*get_attribute)(int*, int, int);
-  int (*get_current)(Context*);
-  int (*set_current)(Context);
-  int (*retain_primary)(Context*, int);
-  int (*release_primary)(int);
+  DriverFunction<int(int*, int)> get_device{"cuDeviceGet"};
+  DriverFunction<int(int*, int, int)> get_attribute{"cuDeviceGetAttribute"};
+  DriverFunction<int(Context*)> get_current{"cuCtxGetCurrent"};
+  DriverFunction<int(Context)> set_current{"cuCtxSetCurrent"};
+  DriverFunction<int(Context*, int)> retain_primary{"cuDevicePrimaryCtxRetain"};
+  DriverFunction<int(int)> release_primary{"cuDevicePrimaryCtxRelease_v2"};
+
+  Driver() { TORCH_CHECK(DriverFunction<int(unsigned)>("cuInit")(0) == 0, "the CUDA driver cannot be initialised"); }
 };
 
 const Driver& driver() {
-  static const Driver found = [] {
-    int (*initialise)(unsigned);
-    find_in_driver("cuInit", initialise);
-    TORCH_CHECK(initialise(0) == 0, "the CUDA driver cannot be initialised");
-    Driver made{};
-    find_in_driver("cuDeviceGet", made.get_device);
-    find_in_driver("cuDeviceGetAttribute", made.get_attribute);
-    find_in_driver("cuCtxGetCurrent", made.get_current);
-    find_in_driver("cuCtxSetCurrent", made.set_current);
-    find_in_driver("cuDevicePrimaryCtxRetain", made.retain_primary);
-    find_in_driver("cuDevicePrimaryCtxRelease_v2", made.release_primary);
-    return made;
-  }();
+  static const Driver found;
   return found;
 }
 
@@ -56,8 +45,7 @@ int attribute(int handle, int which) {
 
 std::optional<std::string> driver_cuda() {
   if (driver_library() == nullptr) return std::nullopt;
-  int (*get_version)(int*);
-  find_if_in_driver("cuDriverGetVersion", get_version);
+  const DriverFunction<int(int*)> get_version("cuDriverGetVersion", /*needed=*/false);
   int version = 0;  // 13000 is 13.0
   if (get_version == nullptr || get_version(&version) != 0) return std::nullopt;
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);

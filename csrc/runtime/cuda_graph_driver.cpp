@@ -1,7 +1,3 @@
-#include "runtime/cuda_graph_driver.h"
-
-#include <c10/util/Exception.h>
-
 #include "runtime/cuda_driver.h"
 
 namespace exportkit {
@@ -18,34 +14,7 @@ bool is_on_device(const GraphDriver& driver, const CopyNode::End& end) {
 }  // namespace
 
 const GraphDriver& GraphDriver::get() {
-  static const GraphDriver found = [] {
-    GraphDriver made{};
-    find_in_driver("cuStreamCreate", made.make_stream);
-    find_in_driver("cuModuleLoadData", made.load_module);
-    find_in_driver("cuModuleGetFunction", made.function_in);
-    find_in_driver("cuLaunchKernel", made.launch_kernel);
-    find_in_driver("cuCtxGetCurrent", made.current_context);
-    find_in_driver("cuStreamBeginCapture_v2", made.begin);
-    find_in_driver("cuStreamEndCapture", made.end);
-    find_in_driver("cuStreamGetCaptureInfo_v2", made.capture_info);
-    find_in_driver("cuGraphInstantiateWithFlags", made.instantiate);
-    find_in_driver("cuGraphLaunch", made.launch);
-    find_in_driver("cuGraphDestroy", made.destroy);
-    find_in_driver("cuGraphExecDestroy", made.destroy_launchable);
-    find_in_driver("cuGraphGetNodes", made.nodes);
-    find_in_driver("cuGraphNodeGetType", made.node_type);
-    find_in_driver("cuGraphKernelNodeGetParams_v2", made.kernel_node);
-    find_in_driver("cuGraphMemcpyNodeGetParams", made.copy_node);
-    find_in_driver("cuGraphMemsetNodeGetParams", made.set_node);
-    find_in_driver("cuGraphExecKernelNodeSetParams_v2", made.set_kernel);
-    find_in_driver("cuGraphExecMemcpyNodeSetParams", made.set_copy);
-    find_in_driver("cuGraphExecMemsetNodeSetParams", made.set_set);
-    find_in_driver("cuPointerGetAttribute", made.pointer_attribute);
-    find_in_driver("cuGetErrorString", made.error_text);
-    find_if_in_driver("cuFuncGetParamInfo", made.function_argument);
-    find_if_in_driver("cuKernelGetParamInfo", made.kernel_argument);
-    return made;
-  }();
+  static const GraphDriver found{};
   return found;
 }
 

@@ -23,7 +23,6 @@
 
 #include "runtime/cuda_copies.h"
 #include "runtime/cuda_driver.h"
-#include "runtime/cuda_graph_driver.h"
 #include "runtime/cuda_uses.h"
 #include "runtime/streams.h"
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/cuda_graph_driver.h"
+#include "runtime/cuda_driver.h"
 #include "runtime/recorder.h"
 
 namespace exportkit {

@@ -6,11 +6,11 @@
 #include "package/c_api.h"
 #include "package/fork_gate.h"
 #include "runtime/code.h"
-#include "runtime/device_weights.h"
 #include "runtime/handles.h"
 #include "runtime/model_impl.h"
 #include "runtime/requests.h"
 #include "runtime/tried_rows.h"
+#include "runtime/weights.h"
 
 namespace exportkit {
 namespace {

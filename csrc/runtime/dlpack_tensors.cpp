@@ -43,8 +43,7 @@ std::vector<int64_t> strides_of(const DLTensor& given, const std::vector<int64_t
 
 Layout layout_of(const DLTensor& given, size_t element_size, const std::string& name) {
   if (given.ndim < 0 || given.ndim > kMostDimensions) {
-    refuse(name,
-           "must have 0 to " + std::to_string(kMostDimensions) + " dimensions, got " + std::to_string(given.ndim));
+    refuse(name, concat("must have 0 to ", kMostDimensions, " dimensions, got ", given.ndim));
   }
   if (given.ndim > 0 && given.shape == nullptr) refuse(name, "has no shape: the pointer is null");
   Layout layout{{given.shape, given.shape + given.ndim}, {}, 1};
@@ -115,10 +114,8 @@ c10::Device device_of(const DLDevice& given, const std::string& name, c10::Devic
   const bool is_cuda = given.device_type == kDLCUDA || given.device_type == kDLCUDAManaged;
   if (is_cuda && device.is_cuda() && given.device_id == device.index()) return device;
   const std::string kind = is_cuda ? "cuda" : "DLPack's device type " + std::to_string(given.device_type);
-  refuse(
-      name,
-      "must be on " + device.str() + ", where the model is; got one on " + kind + ":" + std::to_string(given.device_id),
-      "Copy it there, or open the package with another device.");
+  refuse(name, concat("must be on ", device.str(), ", where the model is; got one on ", kind, ":", given.device_id),
+         "Copy it there, or open the package with another device.");
 }
 
 std::pair<std::vector<int64_t>, uint64_t> row_major(const int64_t* shape, int32_t ndim, at::ScalarType dtype,

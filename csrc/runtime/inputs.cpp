@@ -1,9 +1,8 @@
 #include "runtime/inputs.h"
 
 #include <algorithm>
-#include <map>
-#include <sstream>
 
+#include "package/text.h"
 #include "runtime/dtypes.h"
 #include "runtime/overlaps.h"
 
@@ -153,16 +152,14 @@ void InputPlan::bind_size(at::IntArrayRef shape, const std::string& name, size_t
   }
   const auto& [known, source] = bound.try_emplace(size.dimension, number, "`" + name + "`").first->second;
   if (known != number) {
-    refuse(name, "has " + size.dimension + " = " + std::to_string(number) + " by dimension " + std::to_string(axis) +
-                     " of shape " + shape_text(shape) + ", but " + source + " has " + size.dimension + " = " +
-                     std::to_string(known) + ": they must agree");
+    refuse(name, concat("has ", size.dimension, " = ", number, " by dimension ", axis, " of shape ", shape_text(shape),
+                        ", but ", source, " has ", size.dimension, " = ", known, ": they must agree"));
   }
 }
 
 void InputPlan::check_shape(at::IntArrayRef shape, const TensorInput& expected, Bound& bound) const {
   if (shape.size() != expected.shape.size()) {
-    refuse(expected.name,
-           "must have " + std::to_string(expected.shape.size()) + " dimensions, got shape " + shape_text(shape));
+    refuse(expected.name, concat("must have ", expected.shape.size(), " dimensions, got shape ", shape_text(shape)));
   }
   for (size_t axis = 0; axis < expected.shape.size(); ++axis) {
     if (const auto* size = std::get_if<Size>(&expected.shape[axis])) {

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "package/errors.h"
+#include "package/text.h"
 #include "runtime/inputs.h"
 
 namespace exportkit {
@@ -141,9 +142,8 @@ void check_outputs(const MethodInfo& method, const std::vector<at::Tensor>& outp
   }
   for (size_t i = 0; rows >= 0 && i < outputs.size(); ++i) {
     if (outputs[i].dim() > 0 && outputs[i].size(0) == rows) continue;
-    throw Error(errors::kModelRun, "the compiled code returned " + describe(outputs[i]) + " for `" +
-                                       method.outputs[i].name + "`, which does not have " + std::to_string(rows) +
-                                       " rows");
+    throw Error(errors::kModelRun, concat("the compiled code returned ", describe(outputs[i]), " for `",
+                                          method.outputs[i].name, "`, which does not have ", rows, " rows"));
   }
 }
 

@@ -1,17 +1,19 @@
+#include <ATen/Context.h>
+
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <set>
+#include <utility>
 
 #include "exportkit/runtime.h"
 #include "package/errors.h"
 #include "package/text.h"
-#include "runtime/cases.h"
 #include "runtime/compare.h"
-#include "runtime/device_weights.h"
-#include "runtime/host.h"
 #include "runtime/model_impl.h"
-#include "runtime/precision.h"
+#include "runtime/opened_package.h"
 #include "runtime/streams.h"
+#include "runtime/weights.h"
 
 namespace exportkit {
 namespace {
@@ -72,6 +74,36 @@ Error refusal(const std::vector<MethodInfo>& methods, size_t method, std::string
                    ? "Correct the input. If the method writes state, reset the session or load a state."
                    : "Correct the input. The next call runs as usual.");
 }
+
+// The switches as they were when a CUDA model's cases were recorded, while this object lives.
+class RecordedPrecision {
+ public:
+  RecordedPrecision(c10::Device device, bool tf32) {
+    if (!device.is_cuda()) return;
+    lock_ = std::unique_lock(one_at_a_time());
+    before_ = {context().allowTF32CuBLAS(), context().allowTF32CuDNN()};
+    allow(tf32, tf32);
+  }
+  ~RecordedPrecision() {
+    if (lock_) allow(before_.first, before_.second);
+  }
+  RecordedPrecision(const RecordedPrecision&) = delete;
+  RecordedPrecision& operator=(const RecordedPrecision&) = delete;
+
+ private:
+  static std::mutex& one_at_a_time() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static at::Context& context() { return at::globalContext(); }
+  static void allow(bool products, bool convolutions) {
+    context().setAllowTF32CuBLAS(products);
+    context().setAllowTF32CuDNN(convolutions);
+  }
+
+  std::unique_lock<std::mutex> lock_;
+  std::pair<bool, bool> before_;
+};
 
 }  // namespace
 
@@ -309,7 +341,5 @@ CaseReport Model::replay(size_t index) const {
   if (session) report.state = comparison.compare_state(recorded, session->state());
   return report;
 }
-
-std::string torch_version() { return running_torch(); }
 
 }  // namespace exportkit

@@ -1,5 +1,9 @@
 #include "runtime/opened_package.h"
 
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/headeronly/version.h>
 
 #include <algorithm>
@@ -7,10 +11,11 @@
 
 #include "package/errors.h"
 #include "package/fat_binary.h"
+#include "package/targets.h"
 #include "package/text.h"
 #include "package/trust.h"
 #include "package/trust_records.h"
-#include "runtime/host.h"
+#include "runtime/cuda_driver.h"
 
 namespace exportkit {
 namespace {
@@ -20,9 +25,9 @@ constexpr int64_t kMostThreads = 4096;
 // This library uses torch's C++ API, which is compatible within one minor version only.
 void check_torch() {
   const std::string built = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
-  if (running_torch().starts_with(built + ".")) return;
+  if (torch_version().starts_with(built + ".")) return;
   throw Error(errors::kTorchVersion,
-              "the C++ runtime was built with torch " + built + " but runs with torch " + running_torch(),
+              "the C++ runtime was built with torch " + built + " but runs with torch " + torch_version(),
               "Build it for the installed torch (make build).");
 }
 
@@ -32,8 +37,7 @@ OpenOptions checked(OpenOptions options) {
     throw Error(errors::kUsage, "runners must be a positive integer, got " + std::to_string(options.runners));
   }
   if (options.threads < 0 || options.threads > kMostThreads) {
-    throw Error(errors::kUsage, "threads must be from 0 to " + std::to_string(kMostThreads) + ", got " +
-                                    std::to_string(options.threads));
+    throw Error(errors::kUsage, concat("threads must be from 0 to ", kMostThreads, ", got ", options.threads));
   }
   if (!options.warn) {
     options.warn = [](const std::string& warning) { std::cerr << "warning: " << warning << "\n"; };
@@ -57,6 +61,19 @@ std::optional<std::string> late_rejection(const PackageReader& reader, const Cho
     }
   }
   return std::nullopt;
+}
+
+// This machine. `with_cuda` includes the GPUs, which initialises CUDA.
+Host this_host(bool with_cuda) {
+  Host host{host_platform(), host_cpu_isa(), torch_version(), std::nullopt, {}, 0, std::nullopt};
+  if (!with_cuda || !torch::inductor::getAOTIModelRunnerRegistry().contains("cuda")) return host;
+  const long version = at::detail::getCUDAHooks().versionCUDART();  // 13000 is 13.0
+  host.cuda = std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+  host.driver = driver_cuda();  // with one that is too old, torch sees no device
+  const c10::impl::DeviceGuardImplInterface* cuda = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
+  for (int index = 0; index < cuda->deviceCount(); ++index) host.capabilities.push_back(cuda_capability(index));
+  if (!host.capabilities.empty()) host.current_cuda = cuda->getDevice().index();
+  return host;
 }
 
 Choice choose(const PackageReader& reader, const OpenOptions& options) {
@@ -93,6 +110,11 @@ std::vector<int64_t> written_arguments(const Method& method) {
 }
 
 }  // namespace
+
+std::string torch_version() {
+  const uint64_t version = aoti_torch_abi_version();  // a byte each, from the top
+  return concat(version >> 56, ".", version >> 48 & 0xff, ".", version >> 40 & 0xff);
+}
 
 OpenedPackage::OpenedPackage(const Opening& open, OpenOptions options)
     : options_(checked(std::move(options))),
@@ -133,7 +155,7 @@ c10::Device OpenedPackage::device() const {
 Unpacking OpenedPackage::unpacking() const { return {options_.verify == Verify::kAlways, options_.warn}; }
 
 void OpenedPackage::load_operators() const {
-  exportkit::load_operators(reader_, target(), running_torch(), unpacking());
+  exportkit::load_operators(reader_, target(), torch_version(), unpacking());
 }
 
 CacheEntry OpenedPackage::unpack_code(const Method& method) const {
@@ -149,7 +171,7 @@ std::shared_ptr<const Code> OpenedPackage::load_code(const Method& method, const
     code = std::make_shared<const Code>(files.library(), options, constants_of(target(), method.name, weights));
   } catch (const std::exception& error) {
     throw Error(errors::kModelLoad,
-                "torch " + running_torch() + " cannot load target " + target().name + " of " + reader_.name() + ": " +
+                "torch " + torch_version() + " cannot load target " + target().name + " of " + reader_.name() + ": " +
                     first_line(error.what()),
                 "stderr may say more. If the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that allows "
                 "executable code.");

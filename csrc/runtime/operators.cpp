@@ -20,8 +20,8 @@
 
 #include "package/consistency.h"
 #include "package/container.h"
+#include "package/digests.h"
 #include "package/errors.h"
-#include "package/sha256.h"
 #include "package/targets.h"
 #include "package/text.h"
 

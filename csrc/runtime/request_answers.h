@@ -7,7 +7,7 @@
 
 #include "exportkit/exportkit.h"
 #include "exportkit/runtime.h"
-#include "runtime/device_copies.h"
+#include "runtime/request_inputs.h"
 
 namespace exportkit {
 

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,5 +31,26 @@ std::vector<at::Tensor> joined(const std::vector<const std::vector<RequestInput>
 
 // A view of memory as bytes: InputError if it is not where it is said to be.
 at::Tensor bytes_at(const void* data, uint64_t bytes, c10::Device device);
+
+// A copy of its own costs a launch each, and the engine that does it rests after a moment without work.
+class DeviceCopies {
+ public:
+  explicit DeviceCopies(c10::Device device) : device_(device) {}
+
+  // Bytes on the device.
+  void add(void* to, const void* from, uint64_t bytes) { copies_.push_back({to, from, bytes}); }
+  // Begins them on the current stream.
+  void begin();
+
+ private:
+  struct Copy {
+    void* to;
+    const void* from;
+    uint64_t bytes;
+  };
+
+  const c10::Device device_;
+  std::vector<Copy> copies_;
+};
 
 }  // namespace exportkit

@@ -7,7 +7,6 @@
 
 #include "exportkit/exportkit.h"
 #include "runtime/c_api_calls.h"
-#include "runtime/c_api_sessions.h"
 #include "runtime/request_inputs.h"
 #include "runtime/session_impl.h"
 

@@ -12,28 +12,18 @@
 namespace exportkit {
 namespace {
 
-// Types and names as in cuda.h; 0 is success.
 struct CopyDriver {
   static constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: it does not wait for the default stream
 
-  int (*pin)(void* memory, size_t bytes, unsigned flags);
-  int (*unpin)(void* memory);
-  int (*make_stream)(void** stream, unsigned flags);
-  int (*destroy_stream)(void* stream);
-  int (*wait)(void* stream);
-  int (*copy)(uint64_t to, const void* from, size_t bytes, void* stream);
+  DriverFunction<int(void* memory, size_t bytes, unsigned flags)> pin{"cuMemHostRegister_v2"};
+  DriverFunction<int(void* memory)> unpin{"cuMemHostUnregister"};
+  DriverFunction<int(void** stream, unsigned flags)> make_stream{"cuStreamCreate"};
+  DriverFunction<int(void* stream)> destroy_stream{"cuStreamDestroy_v2"};
+  DriverFunction<int(void* stream)> wait{"cuStreamSynchronize"};
+  DriverFunction<int(uint64_t to, const void* from, size_t bytes, void* stream)> copy{"cuMemcpyHtoDAsync_v2"};
 
   static const CopyDriver& get() {
-    static const CopyDriver found = [] {
-      CopyDriver made{};
-      find_in_driver("cuMemHostRegister_v2", made.pin);
-      find_in_driver("cuMemHostUnregister", made.unpin);
-      find_in_driver("cuStreamCreate", made.make_stream);
-      find_in_driver("cuStreamDestroy_v2", made.destroy_stream);
-      find_in_driver("cuStreamSynchronize", made.wait);
-      find_in_driver("cuMemcpyHtoDAsync_v2", made.copy);
-      return made;
-    }();
+    static const CopyDriver found{};
     return found;
   }
 };

@@ -5,9 +5,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "package/errors.h"
 #include "package/text.h"

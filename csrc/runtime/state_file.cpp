@@ -1,11 +1,10 @@
 // Files of a session's state.
-#include <algorithm>
 #include <stdexcept>
 #include <system_error>
 
 #include "package/errors.h"
 #include "package/safetensors.h"
-#include "package/state_digest.h"
+#include "package/state_matching.h"
 #include "package/text.h"
 #include "runtime/inputs.h"
 #include "runtime/state.h"

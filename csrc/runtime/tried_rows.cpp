@@ -6,7 +6,6 @@
 
 #include "package/errors.h"
 #include "package/text.h"
-#include "runtime/cases.h"
 #include "runtime/compare.h"
 #include "runtime/joined_steps.h"
 #include "runtime/session_impl.h"

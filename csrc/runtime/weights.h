@@ -1,11 +1,14 @@
-// Weights outside the compiled code, mapped from the package or replaced by given ones.
+// Weights outside the compiled code, mapped from the package or replaced by given ones, on the device where it runs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <map>
 #include <string>
+#include <vector>
 
+#include "package/manifest.h"
 #include "package/mapping.h"
 #include "package/reader.h"
 #include "runtime/code.h"
@@ -37,5 +40,14 @@ Constants constants_of(const Target& target, const std::string& method, const We
 // state.
 Weights replaced_weights(const Manifest& manifest, const Target& target, const Weights& packaged,
                          const InitialState& initial, const std::string& path);
+
+// Copies weights, which are dense and on the CPU, to one piece of a device's memory, with their strides. Any stream may
+// read the copies at once.
+std::vector<at::Tensor> copied_together(const std::vector<at::Tensor>& weights, c10::Device device);
+
+// The weights that a target's methods take, on a device. On the CPU these are the tensors that were given. Elsewhere
+// they are copies, which all methods and runners share; their memory is given back with the last of them, when the
+// device must have finished.
+Weights on_device(const Target& target, const Weights& weights, c10::Device device);
 
 }  // namespace exportkit

@@ -4,8 +4,8 @@
 // line `backend: "exportkit"`. All else comes from the package.
 #include <memory>
 
-#include "triton/execution.h"
 #include "triton/model.h"
+#include "triton/request.h"
 
 namespace exportkit::triton {
 namespace {
@@ -14,10 +14,8 @@ void check_versions() {
   uint32_t major = 0, minor = 0;
   check(TRITONBACKEND_ApiVersion(&major, &minor));
   if (major != TRITONBACKEND_API_VERSION_MAJOR || minor < TRITONBACKEND_API_VERSION_MINOR) {
-    throw Failure(TRITONSERVER_ERROR_UNSUPPORTED, "this Triton has the interface of backends " + std::to_string(major) +
-                                                      "." + std::to_string(minor) +
-                                                      ", exportkit needs 1.19 or a later 1.x: "
-                                                      "take Triton 24.10 or a later one");
+    throw Failure(TRITONSERVER_ERROR_UNSUPPORTED, "this Triton has the interface of backends ", major, ".", minor,
+                  ", exportkit needs 1.19 or a later 1.x: take Triton 24.10 or a later one");
   }
   if (exportkit_abi_version() < EXPORTKIT_ABI_VERSION) {
     throw Failure(TRITONSERVER_ERROR_UNSUPPORTED,
@@ -71,7 +69,7 @@ TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend* backend) {
     check_versions();
     keep(TRITONBACKEND_BackendSetState, backend, std::make_unique<Backend>(backend));
     log(TRITONSERVER_LOG_INFO,
-        std::string("exportkit ") + exportkit_version() + ", torch " + exportkit_torch_version());
+        exportkit::concat("exportkit ", exportkit_version(), ", torch ", exportkit_torch_version()));
   });
 }
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <charconv>
 
-#include "package/json.h"
+#include "package/json_fields.h"
 #include "package/json_text.h"
+#include "package/text.h"
 #include "triton/errors.h"
-#include "triton/tensors.h"
 
 namespace exportkit::triton {
 namespace {
@@ -14,7 +14,7 @@ namespace {
 // --- reading ---------------------------------------------------------------------------------------------------------
 
 // Triton writes some integers of 64 bits as text, as protobuf does.
-int64_t integer(JsonReader& json) {
+int64_t whole(JsonReader& json) {
   if (json.peek() != JsonReader::Kind::kString) return json.integer();
   const std::string text = json.string();
   int64_t value = 0;
@@ -23,60 +23,40 @@ int64_t integer(JsonReader& json) {
   return value;
 }
 
-std::vector<int64_t> integers(JsonReader& json) {
-  std::vector<int64_t> found;
-  json.array([&] { found.push_back(integer(json)); });
-  return found;
-}
+std::vector<int64_t> integers(JsonReader& json) { return list(whole)(json); }
 
 // The sizes that the backend gets are those of `reshape`, where there is one.
 GivenTensor read_tensor(JsonReader& json) {
   GivenTensor tensor;
-  bool reshaped = false;
-  json.object([&](std::string_view key) {
-    if (key == "name") {
-      tensor.name = json.string();
-    } else if (key == "data_type") {
-      tensor.dtype = json.string();
-    } else if (key == "dims" && !reshaped) {
-      tensor.dims = integers(json);
-    } else if (key == "reshape") {
-      reshaped = true;
-      tensor.dims.clear();
-      json.object([&](std::string_view part) { part == "shape" ? void(tensor.dims = integers(json)) : json.skip(); });
-    } else {
-      json.skip();
-    }
-  });
+  std::optional<std::vector<int64_t>> reshaped;
+  read_known(json, {{"name", [&] { tensor.name = json.string(); }},
+                    {"data_type", [&] { tensor.dtype = json.string(); }},
+                    {"dims", [&] { tensor.dims = integers(json); }},
+                    {"reshape", [&] {
+                       read_known(json, {{"shape", [&, &sizes = reshaped.emplace()] { sizes = integers(json); }}});
+                     }}});
+  if (reshaped) tensor.dims = *reshaped;
   return tensor;
 }
 
 void read_tensors(JsonReader& json, std::vector<GivenTensor>& tensors, std::string_view& text) {
   JsonReader again = json;
   text = again.skipped();
-  json.array([&] { tensors.push_back(read_tensor(json)); });
+  tensors = list(read_tensor)(json);
 }
 
 void read_parameters(JsonReader& json, std::map<std::string, std::string>& parameters) {
   json.object([&](std::string_view name) {
     std::string& value = parameters[std::string(name)];
-    json.object([&](std::string_view key) { key == "string_value" ? void(value = json.string()) : json.skip(); });
+    read_known(json, {{"string_value", [&] { value = json.string(); }}});
   });
 }
 
 InstanceGroup read_group(JsonReader& json) {
   InstanceGroup group;
-  json.object([&](std::string_view key) {
-    if (key == "kind") {
-      group.kind = json.string();
-    } else if (key == "count") {
-      group.count = integer(json);
-    } else if (key == "gpus") {
-      group.gpus = integers(json);
-    } else {
-      json.skip();
-    }
-  });
+  read_known(json, {{"kind", [&] { group.kind = json.string(); }},
+                    {"count", [&] { group.count = whole(json); }},
+                    {"gpus", [&] { group.gpus = integers(json); }}});
   return group;
 }
 
@@ -84,38 +64,23 @@ InstanceGroup read_group(JsonReader& json) {
 bool is_session(JsonReader& json) {
   std::string input, output, dtype;
   std::vector<int64_t> dims;
-  json.object([&](std::string_view key) {
-    if (key == "input_name") {
-      input = json.string();
-    } else if (key == "output_name") {
-      output = json.string();
-    } else if (key == "data_type") {
-      dtype = json.string();
-    } else if (key == "dims") {
-      dims = integers(json);
-    } else {
-      json.skip();
-    }
-  });
+  read_known(json, {{"input_name", [&] { input = json.string(); }},
+                    {"output_name", [&] { output = json.string(); }},
+                    {"data_type", [&] { dtype = json.string(); }},
+                    {"dims", [&] { dims = integers(json); }}});
   return input == kState && output == kState && dtype == "TYPE_UINT8" && dims == std::vector<int64_t>{kStateBytes};
 }
 
 void read_sequences(JsonReader& json, SequenceBatching& found) {
   found.given = true;
-  json.object([&](std::string_view key) {
-    if (key == "max_sequence_idle_microseconds") {
-      found.idle_microseconds = integer(json);
-    } else if (key == "oldest") {
-      found.oldest = true;
-      json.object([&](std::string_view part) {
-        part == "max_candidate_sequences" ? void(found.candidates = integer(json)) : json.skip();
-      });
-    } else if (key == "state") {
-      json.array([&] { found.state = is_session(json) || found.state; });
-    } else {
-      json.skip();
-    }
-  });
+  const auto read_oldest = [&] {
+    found.oldest = true;
+    read_known(json, {{"max_candidate_sequences", [&] { found.candidates = whole(json); }}});
+  };
+  const auto read_states = [&] { json.array([&] { found.state = is_session(json) || found.state; }); };
+  read_known(json, {{"max_sequence_idle_microseconds", [&] { found.idle_microseconds = whole(json); }},
+                    {"oldest", read_oldest},
+                    {"state", read_states}});
   constexpr int64_t kSecond = 1'000'000, kYear = 366 * 86'400 * kSecond;
   if (found.idle_microseconds <= 0) found.idle_microseconds = kSecond;  // as Triton takes 0
   found.idle_microseconds = std::min(found.idle_microseconds, kYear);
@@ -125,29 +90,93 @@ void read_sequences(JsonReader& json, SequenceBatching& found) {
 // --- checking --------------------------------------------------------------------------------------------------------
 
 std::string state_config() {
-  return R"({"input_name":")" + std::string(kState) + R"(","output_name":")" + kState +
-         R"(","data_type":"TYPE_UINT8","dims":[)" + std::to_string(kStateBytes) + "]}";
+  return concat(R"({"input_name":")", kState, R"(","output_name":")", kState, R"(","data_type":"TYPE_UINT8","dims":[)",
+                kStateBytes, "]}");
 }
 
 void check_sequences(const ModelConfig& config, const Served& served) {
   const bool stateful = served.method->stateful != 0;
   const std::string name = std::string("the method `") + served.method->name + "`";
   if (!stateful && config.sequences.given) {
-    throw Failure(TRITONSERVER_ERROR_INVALID_ARG,
-                  "config.pbtxt has sequence_batching, and " + name + " has no state. Leave it out.");
+    throw Failure(TRITONSERVER_ERROR_INVALID_ARG, "config.pbtxt has sequence_batching, and ", name,
+                  " has no state. Leave it out.");
   }
   if (stateful && config.dynamic_batching) {
-    throw Failure(TRITONSERVER_ERROR_INVALID_ARG, "config.pbtxt has dynamic_batching, and " + name +
-                                                      " has state, which needs sequence_batching. Leave it out.");
+    throw Failure(TRITONSERVER_ERROR_INVALID_ARG, "config.pbtxt has dynamic_batching, and ", name,
+                  " has state, which needs sequence_batching. Leave it out.");
   }
   if (config.sequences.given && !(config.sequences.oldest && config.sequences.state)) {
     throw Failure(TRITONSERVER_ERROR_INVALID_ARG,
-                  "sequence_batching of config.pbtxt must have oldest { } and state [ { input_name: \"" +
-                      std::string(kState) + "\" output_name: \"" + kState + "\" data_type: TYPE_UINT8 dims: [ " +
-                      std::to_string(kStateBytes) +
-                      " ] } ], in which the backend keeps a sequence's session. Add "
-                      "them, or leave sequence_batching out.");
+                  "sequence_batching of config.pbtxt must have oldest { } and state [ { input_name: \"", kState,
+                  "\" output_name: \"", kState, "\" data_type: TYPE_UINT8 dims: [ ", kStateBytes,
+                  " ] } ], in which the backend keeps a sequence's session. Add them, or leave sequence_batching out.");
   }
+}
+
+struct Dtype {
+  std::string_view package, config;
+  TRITONSERVER_DataType triton;
+};
+
+constexpr Dtype kDtypes[] = {
+    {"bool", "TYPE_BOOL", TRITONSERVER_TYPE_BOOL},       {"uint8", "TYPE_UINT8", TRITONSERVER_TYPE_UINT8},
+    {"uint16", "TYPE_UINT16", TRITONSERVER_TYPE_UINT16}, {"uint32", "TYPE_UINT32", TRITONSERVER_TYPE_UINT32},
+    {"uint64", "TYPE_UINT64", TRITONSERVER_TYPE_UINT64}, {"int8", "TYPE_INT8", TRITONSERVER_TYPE_INT8},
+    {"int16", "TYPE_INT16", TRITONSERVER_TYPE_INT16},    {"int32", "TYPE_INT32", TRITONSERVER_TYPE_INT32},
+    {"int64", "TYPE_INT64", TRITONSERVER_TYPE_INT64},    {"float16", "TYPE_FP16", TRITONSERVER_TYPE_FP16},
+    {"float32", "TYPE_FP32", TRITONSERVER_TYPE_FP32},    {"float64", "TYPE_FP64", TRITONSERVER_TYPE_FP64},
+    {"bfloat16", "TYPE_BF16", TRITONSERVER_TYPE_BF16},
+};
+
+const Dtype& dtype_of(const exportkit_tensor_info& tensor) {
+  for (const Dtype& dtype : kDtypes) {
+    if (dtype.package == tensor.dtype) return dtype;
+  }
+  throw Failure(TRITONSERVER_ERROR_UNSUPPORTED, "`", tensor.name, "` is ", tensor.dtype,
+                ", which Triton's protocol does not have");
+}
+
+bool fixed(const exportkit_size_range& size) { return size.min == size.max && size.min > 0; }
+
+std::string shown(const std::vector<int64_t>& dims) {
+  std::vector<std::string> parts;
+  for (const int64_t size : dims) parts.push_back(std::to_string(size));
+  return "[" + joined(parts) + "]";
+}
+
+// The sizes that the configuration has; -1 varies. A scalar has none: Triton's least is [1], of which the reshape of a
+// batch makes a scalar for each row.
+std::vector<int64_t> dims_of(const exportkit_tensor_info& tensor, bool batched) {
+  std::vector<int64_t> dims;
+  for (int32_t axis = batched ? 1 : 0; axis < tensor.ndim; ++axis) {
+    dims.push_back(fixed(*tensor.shape[axis]) ? tensor.shape[axis]->min : -1);
+  }
+  if (dims.empty() && !batched) dims.push_back(1);
+  return dims;
+}
+
+std::string tensor_config(const exportkit_tensor_info& tensor, bool batched) {
+  if (*tensor.name == '\0') throw Failure(TRITONSERVER_ERROR_UNSUPPORTED, "a tensor has no name, which Triton demands");
+  const std::vector<int64_t> dims = dims_of(tensor, batched);
+  JsonMembers members = {{"name", json_text(tensor.name)},
+                         {"data_type", json_text(dtype_of(tensor).config)},
+                         {"dims", dims.empty() ? "[1]" : shown(dims)}};
+  if (dims.empty()) members.emplace_back("reshape", R"({"shape":[]})");
+  return json_object(members);
+}
+
+// Whether sizes of config.pbtxt are some of those that the package has.
+bool within(const std::vector<int64_t>& given, const exportkit_tensor_info& tensor, bool batched) {
+  const std::vector<int64_t> dims = dims_of(tensor, batched);
+  if (given.size() != dims.size()) return false;
+  if (tensor.ndim == 0) return given == dims;
+  for (size_t i = 0; i < given.size(); ++i) {
+    const exportkit_size_range& size = *tensor.shape[i + (batched ? 1 : 0)];
+    const bool inside =
+        given[i] >= size.min && given[i] <= size.max && (size.step <= 1 || (given[i] - size.min) % size.step == 0);
+    if (given[i] != -1 && size.max > 0 && !inside) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -155,26 +184,14 @@ void check_sequences(const ModelConfig& config, const Served& served) {
 ModelConfig read_config(std::string_view text) {
   ModelConfig config;
   JsonReader json(text, 32);
-  json.object([&](std::string_view key) {
-    if (key == "default_model_filename") {
-      config.file = json.string();
-    } else if (key == "max_batch_size") {
-      config.max_batch_size = integer(json);
-    } else if (key == "input") {
-      read_tensors(json, config.inputs, config.inputs_json);
-    } else if (key == "output") {
-      read_tensors(json, config.outputs, config.outputs_json);
-    } else if (key == "parameters") {
-      read_parameters(json, config.parameters);
-    } else if (key == "instance_group") {
-      json.array([&] { config.groups.push_back(read_group(json)); });
-    } else if (key == "sequence_batching") {
-      read_sequences(json, config.sequences);
-    } else {
-      config.dynamic_batching = config.dynamic_batching || key == "dynamic_batching";
-      json.skip();
-    }
-  });
+  read_known(json, {{"default_model_filename", [&] { config.file = json.string(); }},
+                    {"max_batch_size", [&] { config.max_batch_size = whole(json); }},
+                    {"input", [&] { read_tensors(json, config.inputs, config.inputs_json); }},
+                    {"output", [&] { read_tensors(json, config.outputs, config.outputs_json); }},
+                    {"parameters", [&] { read_parameters(json, config.parameters); }},
+                    {"instance_group", [&] { config.groups = list(read_group)(json); }},
+                    {"sequence_batching", [&] { read_sequences(json, config.sequences); }},
+                    {"dynamic_batching", [&] { json.skip(), config.dynamic_batching = true; }}});
   return config;
 }
 
@@ -203,11 +220,10 @@ void check_config(const ModelConfig& config, const Served& served) {
   check_sequences(config, served);
   const bool many = config.max_batch_size > served.rows;
   if (many || (config.dynamic_batching && served.rows == 0)) {
-    const std::string given = many ? "max_batch_size: " + std::to_string(config.max_batch_size) : "dynamic_batching";
-    throw Failure(TRITONSERVER_ERROR_INVALID_ARG,
-                  "config.pbtxt has " + given + ", and the package allows " +
-                      (served.rows > 0 ? "at most " + std::to_string(served.rows) + " rows in a call."
-                                       : "no requests in one call: " + served.alone + ". Leave it out."));
+    const std::string given = many ? concat("max_batch_size: ", config.max_batch_size) : "dynamic_batching";
+    throw Failure(TRITONSERVER_ERROR_INVALID_ARG, "config.pbtxt has ", given, ", and the package allows ",
+                  served.rows > 0 ? concat("at most ", served.rows, " rows in a call.")
+                                  : "no requests in one call: " + served.alone + ". Leave it out.");
   }
   const exportkit_method_info& method = *served.method;
   if (!config.inputs.empty()) {
@@ -231,13 +247,43 @@ std::string completed(const ModelConfig& config, const Served& served) {
   // Triton keeps a batcher that is given, and wants to see it again.
   if (method.stateful) {
     members.emplace_back("sequence_batching",
-                         R"({"max_sequence_idle_microseconds":)" + std::to_string(config.sequences.idle_microseconds) +
-                             R"(,"oldest":{"max_candidate_sequences":)" + std::to_string(config.sequences.candidates) +
-                             R"(},"state":[)" + state_config() + "]}");
+                         concat(R"({"max_sequence_idle_microseconds":)", config.sequences.idle_microseconds,
+                                R"(,"oldest":{"max_candidate_sequences":)", config.sequences.candidates,
+                                R"(},"state":[)", state_config(), "]}"));
   } else if (batched || config.dynamic_batching) {
     members.emplace_back("dynamic_batching", "{}");
   }
   return json_object(members);
+}
+
+TRITONSERVER_DataType triton_dtype(const exportkit_tensor_info& tensor) { return dtype_of(tensor).triton; }
+
+std::string tensors_config(TensorInfos tensors, bool batched) {
+  return json_list(tensors, [&](const exportkit_tensor_info* tensor) { return tensor_config(*tensor, batched); });
+}
+
+void check_given(const std::string& kind, const std::vector<GivenTensor>& given, TensorInfos tensors, bool batched,
+                 bool all) {
+  const auto refuse = [&](const std::string& why) {
+    throw Failure(TRITONSERVER_ERROR_INVALID_ARG, "config.pbtxt contradicts the package: ", why, ". Without `", kind,
+                  "` it is completed from the package: ", tensors_config(tensors, batched));
+  };
+  for (const GivenTensor& each : given) {
+    const auto found = std::ranges::find_if(tensors, [&](const auto* tensor) { return each.name == tensor->name; });
+    if (found == tensors.end()) refuse("there is no " + kind + " `" + each.name + "`");
+    const exportkit_tensor_info& tensor = **found;
+    if (each.dtype != dtype_of(tensor).config) {
+      refuse("`" + each.name + "` is " + each.dtype + ", the package has " + tensor.dtype);
+    }
+    if (!within(each.dims, tensor, batched)) {
+      refuse("`" + each.name + "` has the dims " + shown(each.dims) + ", the package " +
+             shown(dims_of(tensor, batched)));
+    }
+  }
+  for (const auto* tensor : tensors) {
+    const bool listed = std::ranges::any_of(given, [&](const GivenTensor& each) { return each.name == tensor->name; });
+    if (all && !listed) refuse("it does not have the " + kind + " `" + tensor->name + "`");
+  }
 }
 
 }  // namespace exportkit::triton

@@ -1,7 +1,5 @@
 #include "triton/copy.h"
 
-#include <cstdlib>
-
 #include "package/text.h"
 #include "triton/errors.h"
 
@@ -46,11 +44,8 @@ void Copy::open(const std::string& path, const std::string& device, const ModelC
   options.threads = std::atoll(parameter(config, "threads").c_str());
   if (parameter(config, "cuda_graphs") == "true") options.flags |= EXPORTKIT_CUDA_GRAPHS;
   options.warn = [](const char* message, void*) { log(TRITONSERVER_LOG_WARN, message); };
-  exportkit_error* error = nullptr;
-  exportkit_open(path.c_str(), &options, &handle_, &error);
-  check(error);
-  exportkit_describe(handle_, &about_, &error);
-  check(error);
+  call(exportkit_open, path.c_str(), &options, &handle_);
+  call(exportkit_describe, handle_, &about_);
 }
 
 void Copy::choose_method(const ModelConfig& config) {
@@ -64,14 +59,14 @@ void Copy::choose_method(const ModelConfig& config) {
   if (method_ == nullptr) {
     throw Failure(
         TRITONSERVER_ERROR_INVALID_ARG,
-        (asked.empty() ? "the package has several methods: " : "the package has no method `" + asked + "` but ") +
-            joined(names) + ". Name one in config.pbtxt: parameters { key: \"method\" value { string_value: \"" +
-            names[0] + "\" } }");
+        asked.empty() ? "the package has several methods: " : "the package has no method `" + asked + "` but ",
+        joined(names), ". Name one in config.pbtxt: parameters { key: \"method\" value { string_value: \"", names[0],
+        "\" } }");
   }
   for (size_t i = 0; i < method_->input_count; ++i) {
     if (!method_->inputs[i]->written) continue;
-    throw Failure(TRITONSERVER_ERROR_UNSUPPORTED, std::string("the method writes into its input `") +
-                                                      method_->inputs[i]->name + "`, which no client would see");
+    throw Failure(TRITONSERVER_ERROR_UNSUPPORTED, "the method writes into its input `", method_->inputs[i]->name,
+                  "`, which no client would see");
   }
 }
 
@@ -89,8 +84,8 @@ void Copy::find_state_sizes() {
       }
     }
     if (size.axis == nullptr && wanted.min != wanted.max) {
-      throw Failure(TRITONSERVER_ERROR_UNSUPPORTED, std::string("the state has the size `") + wanted.name +
-                                                        "`, which no input of the method `" + method_->name + "` has");
+      throw Failure(TRITONSERVER_ERROR_UNSUPPORTED, "the state has the size `", wanted.name,
+                    "`, which no input of the method `", method_->name, "` has");
     }
     state_sizes_.push_back(size);
   }
@@ -98,19 +93,13 @@ void Copy::find_state_sizes() {
 
 // What does not give the recorded answers is not served; and the code is warm then.
 void Copy::replay() const {
-  for (size_t i = 0; i < about_->case_count; ++i) {
-    exportkit_error* error = nullptr;
-    exportkit_replay(handle_, i, &error);
-    check(error);
-  }
+  for (size_t i = 0; i < about_->case_count; ++i) call(exportkit_replay, handle_, i);
 }
 
 Served Copy::try_rows(int64_t most) const {
   Served served = {method_, 0, ""};
   const char* reason = nullptr;
-  exportkit_error* error = nullptr;
-  exportkit_try_rows(handle_, method_->name, most, &served.rows, &reason, &error);
-  check(error);
+  call(exportkit_try_rows, handle_, method_->name, most, &served.rows, &reason);
   if (served.rows == 0) served.alone = reason;
   return served;
 }
@@ -122,9 +111,8 @@ std::vector<exportkit_size> Copy::state_sizes(const std::vector<exportkit_reques
     if (each.axis != nullptr) {
       const exportkit_request_input& input = inputs[each.input];
       if (input.ndim <= each.place) {
-        throw Failure(TRITONSERVER_ERROR_INVALID_ARG, std::string("`") + method_->inputs[each.input]->name + "` has " +
-                                                          std::to_string(input.ndim) + " sizes, the package " +
-                                                          std::to_string(method_->inputs[each.input]->ndim));
+        throw Failure(TRITONSERVER_ERROR_INVALID_ARG, "`", method_->inputs[each.input]->name, "` has ", input.ndim,
+                      " sizes, the package ", method_->inputs[each.input]->ndim);
       }
       size = (input.shape[each.place] - each.axis->offset) / each.axis->scale;
     }
@@ -134,8 +122,8 @@ std::vector<exportkit_size> Copy::state_sizes(const std::vector<exportkit_reques
 }
 
 std::string Copy::text() const {
-  return std::string(about_->name) + " " + about_->version + ", target " + about_->target + " on " + about_->device +
-         ", method " + method_->name;
+  return concat(about_->name, " ", about_->version, ", target ", about_->target, " on ", about_->device, ", method ",
+                method_->name);
 }
 
 }  // namespace exportkit::triton

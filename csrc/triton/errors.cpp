@@ -30,7 +30,7 @@ Failure failure(TRITONSERVER_Error* error) {
 }
 
 Failure failure(exportkit_error* error) {
-  std::string text = std::string(exportkit_error_name(error)) + ": " + exportkit_error_message(error);
+  std::string text = concat(exportkit_error_name(error), ": ", exportkit_error_message(error));
   if (const std::string hint = exportkit_error_hint(error); !hint.empty()) {
     text += (text.ends_with('.') ? " " : ". ") + hint;
   }

@@ -6,12 +6,15 @@
 #include <stdexcept>
 #include <string>
 
+#include "package/text.h"
 #include "triton/triton_interface.h"
 
 namespace exportkit::triton {
 
 struct Failure : std::runtime_error {
-  Failure(TRITONSERVER_Error_Code code, const std::string& message) : std::runtime_error(message), code(code) {}
+  // `parts` make the message.
+  template <class... Parts>
+  Failure(TRITONSERVER_Error_Code code, const Parts&... parts) : std::runtime_error(concat(parts...)), code(code) {}
 
   TRITONSERVER_Error_Code code;
 };
@@ -23,6 +26,14 @@ Failure failure(exportkit_error* error);
 // Throws the error, if there is one.
 void check(TRITONSERVER_Error* error);
 void check(exportkit_error* error);
+
+// Calls a function of exportkit, whose last argument is an error.
+template <class Result, class... Parameters, class... Given>
+void call(Result (*function)(Parameters...), Given... given) {
+  exportkit_error* error = nullptr;
+  function(given..., &error);
+  check(error);
+}
 
 // The exception that is being handled, as Triton's error.
 TRITONSERVER_Error* caught() noexcept;

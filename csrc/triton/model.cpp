@@ -146,8 +146,8 @@ Copy& Model::copy_on(const std::string& device) {
   if (copy != nullptr) return *copy;
   auto made = std::make_unique<Copy>(path_, device, config_, backend_.public_keys);
   if (served_.rows > 0 && made->try_rows(served_.rows).rows < served_.rows) {
-    throw Failure(TRITONSERVER_ERROR_UNSUPPORTED, "on " + device + " calls cannot have " +
-                                                      std::to_string(served_.rows) + " rows, as on the first device");
+    throw Failure(TRITONSERVER_ERROR_UNSUPPORTED, "on ", device, " calls cannot have ", served_.rows,
+                  " rows, as on the first device");
   }
   if (made->method().stateful) {
     const int64_t instances = std::max<int64_t>(1, devices_of(config_)[device]);
@@ -178,9 +178,9 @@ void Model::serve(TRITONBACKEND_Model* model, Copy& copy) {
     ignore(TRITONSERVER_MessageDelete(message));
     check(error);
   }
-  log(TRITONSERVER_LOG_INFO, name_ + ": " + path_ + ": " + copy.text() + "; " +
-                                 (served_.rows > 0 ? "up to " + std::to_string(served_.rows) + " rows in a call"
-                                                   : "each request by itself: " + served_.alone));
+  log(TRITONSERVER_LOG_INFO, concat(name_, ": ", path_, ": ", copy.text(), "; ",
+                                    served_.rows > 0 ? concat("up to ", served_.rows, " rows in a call")
+                                                     : "each request by itself: " + served_.alone));
 }
 
 }  // namespace exportkit::triton

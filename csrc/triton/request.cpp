@@ -1,10 +1,12 @@
 #include "triton/request.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <utility>
 
-#include "triton/tensors.h"
+#include "triton/config.h"
 
 namespace exportkit::triton {
 
@@ -160,8 +162,8 @@ void Request::place_output(size_t output, int32_t ndim, const int64_t* shape, ui
   check(TRITONBACKEND_OutputBuffer(made, data, bytes, &type, &id));
   *device = type == TRITONSERVER_MEMORY_GPU ? DLDevice{kDLCUDA, static_cast<int32_t>(id)} : DLDevice{kDLCPU, 0};
   if (type == TRITONSERVER_MEMORY_GPU && (here.device_type != kDLCUDA || here.device_id != id)) {
-    throw Failure(TRITONSERVER_ERROR_INVALID_ARG, std::string("the memory for `") + info.name + "` is that of GPU " +
-                                                      std::to_string(id) + ", on which the model does not run");
+    throw Failure(TRITONSERVER_ERROR_INVALID_ARG, "the memory for `", info.name, "` is that of GPU ", id,
+                  ", on which the model does not run");
   }
 }
 
@@ -191,6 +193,59 @@ void Request::finish() noexcept {
 void Request::report() const noexcept {
   ignore(TRITONBACKEND_ModelInstanceReportStatistics(instance_, triton_, !failed(), begin_, compute_begin_,
                                                      compute_end_, now()));
+}
+
+void Instance::execute(std::span<TRITONBACKEND_Request* const> given) {
+  const uint64_t begin = now();
+  std::deque<Request> requests;
+  std::vector<Request*> good;
+  for (TRITONBACKEND_Request* each : given) {
+    Request& request = requests.emplace_back(triton_, each, copy_, rows_ > 0, begin);
+    request.read();
+    request.failed() ? request.finish() : good.push_back(&request);
+  }
+  if (good.empty()) return;
+  const uint64_t compute_begin = now();
+  run(good, compute_begin);
+  report(good, begin, compute_begin);
+}
+
+void Instance::run(std::vector<Request*>& requests, uint64_t compute_begin) {
+  std::vector<exportkit_request*> calls;
+  for (Request* request : requests) calls.push_back(request->call(compute_begin));
+  exportkit_answers answers = {};
+  answers.size = sizeof answers;
+  answers.context = &requests;
+  answers.place = [](size_t request, size_t output, DLDataType, int32_t ndim, const int64_t* shape, uint64_t bytes,
+                     void** data, DLDevice* device, void* context) {
+    return (*static_cast<std::vector<Request*>*>(context))[request]->place(output, ndim, shape, bytes, data, device);
+  };
+  answers.ended = [](size_t request, void* context) {
+    (*static_cast<std::vector<Request*>*>(context))[request]->finish();
+  };
+  exportkit_run_options options = {};
+  options.size = sizeof options;
+  if (copy_.device().device_type == kDLCUDA) options.flags = EXPORTKIT_OWN_STREAM;
+  exportkit_error* error = nullptr;
+  exportkit_run_requests(copy_.handle(), copy_.method().name, calls.data(), calls.size(), rows_, &answers, &options,
+                         &error);
+  if (error == nullptr) return;
+  const Failure all = failure(error);
+  for (Request* request : requests) request->finish(all);
+}
+
+// Triton joins requests of equal shapes only, so that they are one call, unless it fails.
+void Instance::report(const std::vector<Request*>& requests, uint64_t begin, uint64_t compute_begin) {
+  int64_t rows = 0;
+  uint64_t compute_end = 0;
+  for (const Request* request : requests) {
+    if (request->failed()) continue;
+    rows += request->rows();
+    compute_end = std::max(compute_end, request->compute_end());
+  }
+  if (rows == 0) return;
+  ignore(TRITONBACKEND_ModelInstanceReportBatchStatistics(triton_, static_cast<uint64_t>(rows), begin, compute_begin,
+                                                          compute_end, now()));
 }
 
 }  // namespace exportkit::triton

@@ -1,10 +1,12 @@
-// A request of Triton: its inputs for exportkit, and its response.
+// A request of Triton: its inputs for exportkit, and its response; and an instance of a model, which answers the
+// requests that Triton gives it together.
 #pragma once
 
 #include <exportkit/exportkit.h>
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "triton/errors.h"
@@ -63,6 +65,22 @@ class Request {
   std::optional<Failure> failure_;
   int64_t rows_ = 1;
   uint64_t begin_, compute_begin_ = 0, compute_end_ = 0;
+};
+
+class Instance {
+ public:
+  Instance(TRITONBACKEND_ModelInstance* triton, Copy& copy, int64_t rows) : triton_(triton), copy_(copy), rows_(rows) {}
+
+  // Answers and releases each request.
+  void execute(std::span<TRITONBACKEND_Request* const> given);
+
+ private:
+  void run(std::vector<Request*>& requests, uint64_t compute_begin);
+  void report(const std::vector<Request*>& requests, uint64_t begin, uint64_t compute_begin);
+
+  TRITONBACKEND_ModelInstance* const triton_;
+  Copy& copy_;
+  const int64_t rows_;
 };
 
 }  // namespace exportkit::triton

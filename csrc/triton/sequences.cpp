@@ -42,9 +42,7 @@ Sequences::~Sequences() {
 
 exportkit_session Sequences::begin(const std::vector<exportkit_size>& sizes) {
   exportkit_session session = 0;
-  exportkit_error* error = nullptr;
-  exportkit_open_session(model_, sizes.empty() ? nullptr : sizes.data(), sizes.size(), &session, &error);
-  check(error);
+  call(exportkit_open_session, model_, sizes.empty() ? nullptr : sizes.data(), sizes.size(), &session);
   gauge_.add(1);
   return session;
 }

@@ -1,4 +1,4 @@
-"""The instruction sets that CPU code is compiled for. csrc/package/cpu_levels.cpp says which CPU has which."""
+"""The instruction sets that CPU code is compiled for. csrc/package/targets.cpp says which CPU has which."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The artifact is of the CNCF's ModelPack specification (github.com/modelpack/model-spec). The package is one layer,
 byte for byte, so that the layer's digest is the file's. The specification has no type for a file that is model,
 weights and code in one. It is a weights layer here, because every tool of the specification delivers those; and the
-signatures are documents, beside it and by the names that they must have. csrc/package/package_folder.cpp reads it.
+signatures are documents, beside it and by the names that they must have. csrc/package/opened_file.cpp reads it.
 """
 
 from __future__ import annotations

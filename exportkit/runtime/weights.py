@@ -81,7 +81,7 @@ def on_device(target: Target, weights: Weights, device: torch.device) -> dict[st
 def copied_together(weights: Weights, device: torch.device) -> dict[str, torch.Tensor]:
     """Copies weights to one piece of memory, so that little of it is lost between them.
 
-    The C++ runtime does it sooner: csrc/runtime/device_weights.cpp.
+    The C++ runtime does it sooner: csrc/runtime/weights.cpp.
     """
     places, size = {}, 0
     for name, tensor in weights.items():

@@ -12,6 +12,12 @@
 #include "runtime/cuda_copies.h"
 #include "runtime/cuda_uses.h"
 
+// There is no driver: each of its functions that is called has another in its place.
+void* exportkit::driver_function(const char*) {
+  static int there;
+  return &there;
+}
+
 namespace {
 
 using exportkit::CopyNode;

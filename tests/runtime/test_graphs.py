@@ -184,7 +184,7 @@ def test_the_number_of_sizes_that_are_counted_is_bounded(model: Any) -> None:
 
 def test_arguments_that_point_to_inputs_are_found_and_set(tmp_path: Path) -> None:
     """In random graphs, over a driver that remembers what it is told (graph_nodes_on_cpu.cpp)."""
-    parts = ("cuda_uses", "cuda_copies", "cuda_graph_driver", "cuda_driver")
+    parts = ("cuda_uses", "cuda_copies", "cuda_graph_driver")
     sources = [Path(__file__).with_name("graph_nodes_on_cpu.cpp"), *(RUNTIME / f"{part}.cpp" for part in parts)]
     built = program(tmp_path / "graph_nodes", *sources)
     ran = subprocess.run([built, "0", "3000"], capture_output=True, text=True, check=False)

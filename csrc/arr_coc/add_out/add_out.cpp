@@ -7,13 +7,6 @@
 namespace arr_coc {
 namespace {
 
-struct Add {
-  template <class A>
-  ARR_COC_FUNCTION A operator()(A a, A b) const {
-    return a + b;
-  }
-};
-
 // Elements [begin, end) in the layout's order, one run along the innermost dimension at a time.
 template <class T>
 void add_strided(const T* a, const T* b, T* out, const AddLayout& layout, int64_t begin, int64_t end) {

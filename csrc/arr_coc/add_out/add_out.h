@@ -9,6 +9,13 @@
 
 namespace arr_coc {
 
+struct Add {
+  template <class A>
+  ARR_COC_FUNCTION A operator()(A a, A b) const {
+    return a + b;
+  }
+};
+
 constexpr int kMaxDims = 25;  // as in torch's own elementwise kernels
 
 // Sizes and strides in elements, outermost first. Dimensions of size 1 are left out, the others ordered by the stride

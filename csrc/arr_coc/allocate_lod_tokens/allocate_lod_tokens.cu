@@ -1,6 +1,6 @@
 #include <torch/csrc/stable/library.h>
 
-#include "arr_coc/allocate_lod_tokens/budget.cuh"
+#include "arr_coc/allocate_lod_tokens/allocate_lod_tokens.h"
 #include "arr_coc/common/radix_select.cuh"
 
 namespace arr_coc {

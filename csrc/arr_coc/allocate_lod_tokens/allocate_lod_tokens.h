@@ -53,6 +53,15 @@ C10_HOST_DEVICE inline double lod_power(double score, double gamma) {
   return floor((gamma == 2 ? score * score : pow(score, gamma)) * steps + 0.5) / steps;
 }
 
+#ifdef __CUDACC__
+// The tokens of one patch where samples have no total; select_patches has them, too.
+__device__ __forceinline__ int64_t lod_budget(double score, int64_t min_tokens, int64_t spread, double gamma) {
+  // The intrinsics are never fused. A fused operation would round once, but the reference rounds twice.
+  const double scaled = __dmul_rn(double(spread), lod_power(lod_score(score), gamma));
+  return min_tokens + int64_t(floor(__dadd_rn(scaled, 0.5)));
+}
+#endif
+
 // (score / highest)^gamma in steps of 2^-32. Weights are integers, so sums and comparisons are exact in any order. They
 // are relative, so small scores are distinguished as well as large ones. If the highest score is 0, all weights are 0.
 C10_HOST_DEVICE inline int64_t lod_weight(double score, double highest, double gamma) {

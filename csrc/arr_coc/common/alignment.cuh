@@ -5,17 +5,6 @@
 
 namespace arr_coc {
 
-// query_alignment.cpp has the formulas and the rule for ties.
-template <class A>
-struct Match {
-  int64_t token = -1;
-  A cosine = 0;
-
-  __device__ void offer(int64_t candidate, A value) {
-    if (token < 0 || value > cosine || (value != value && cosine == cosine)) token = candidate, cosine = value;
-  }
-};
-
 // One warp computes the norm and the best token of each of `rows` rows.
 template <int Columns, bool Aligned, class T, class A>
 __device__ __forceinline__ void best_tokens(const T* x, int rows, const A* units, const bool* mask, int64_t tokens,
@@ -93,7 +82,7 @@ struct Queries {
 template <int Rows, int Tokens, bool Aligned, class T, class O>
 __global__ void __launch_bounds__(kCosineThreads, 2)
     tokens_kernel(const T* features, const float* units, const bool* mask, O* out, RowGroups groups) {
-  constexpr int kDepth = 32, kPer = kPerLane<T>, kPieces = kDepth / kPer, kTokenPieces = kDepth / 4;
+  constexpr int kDepth = 32, kPer = kVector<T>, kPieces = kDepth / kPer, kTokenPieces = kDepth / 4;
   constexpr int kLoads = (Rows * kPieces + kCosineThreads - 1) / kCosineThreads;
   constexpr int kTokenLoads = Tokens * kTokenPieces / kCosineThreads;
   // Pieces in flight: a block of few rows computes faster than memory delivers.
@@ -229,7 +218,7 @@ template <class T, class A, class O>
 void launch_alignment(const T* features, const A* units, const bool* keep, O* out, int64_t batch, int64_t count,
                       int64_t tokens, int64_t width, cudaStream_t stream) {
   const RowGroups groups{batch, count, tokens, width, (count + kRows - 1) / kRows};
-  const bool aligned = is_vectorisable(features, width);
+  const bool aligned = has_whole_vectors(features, width);
   if constexpr (!std::is_same_v<T, double>) {
     if (tokens > 8) {
       const auto launch = [&](auto rows, auto at_once) {

@@ -2,7 +2,6 @@
 // call the kernels directly. exportkit/operators/contract/layout.py has the same messages for the fakes.
 #pragma once
 
-#include <initializer_list>
 #include <sstream>
 #include <stdexcept>
 

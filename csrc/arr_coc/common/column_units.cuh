@@ -13,7 +13,7 @@ constexpr int kChunkThreads = 1024;
 template <bool Aligned, class A, class F>
 __device__ __forceinline__ void sum_chunks(const A* from, int64_t stride, int64_t chunks, int64_t width, int pieces,
                                            const F& f) {
-  constexpr int kPer = kPerLane<A>;
+  constexpr int kPer = kVector<A>;
   __shared__ A sums[kChunkThreads][kPer];
   const int groups = kChunkThreads / pieces, group = threadIdx.x / pieces, piece = threadIdx.x % pieces;
   for (int64_t first = 0; first < width; first += int64_t(pieces) * kPer) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void sum_chunks(const A* from, int64_t stride, int64_
 template <bool Aligned, class A>
 __global__ void __launch_bounds__(kChunkThreads)
     mean_unit_kernel(const A* partial, A* unit, A* norm, ColumnCut cut, int pieces) {
-  constexpr int kPer = kPerLane<A>;
+  constexpr int kPer = kVector<A>;
   __shared__ A shared[kChunkThreads / kWarpSize];
   for (int64_t sample = blockIdx.x; sample < cut.batch; sample += gridDim.x) {
     A* out = unit + sample * cut.width;
@@ -72,7 +72,7 @@ constexpr int kMeanPieces = 32;
 
 template <bool Aligned, class A>
 __global__ void __launch_bounds__(kChunkThreads) mean_kernel(const A* partial, A* mean, ColumnCut cut, int64_t slabs) {
-  constexpr int kPer = kPerLane<A>;
+  constexpr int kPer = kVector<A>;
   for (int64_t item = blockIdx.x; item < cut.batch * slabs; item += gridDim.x) {
     const int64_t sample = item / slabs, start = item % slabs * kMeanPieces * kPer;
     const int64_t width = min(cut.width - start, int64_t(kMeanPieces * kPer));
@@ -92,7 +92,7 @@ template <bool Aligned, class A, class O>
 __global__ void __launch_bounds__(kChunkThreads)
     through_unit_kernel(A* partial, ColumnCut cut, const A* unit, const A* norm, const bool* keep, A scale, O* out,
                         int pieces) {
-  constexpr int kPer = kPerLane<A>;
+  constexpr int kPer = kVector<A>;
   __shared__ A shared[kChunkThreads / kWarpSize];
   for (int64_t row = blockIdx.x; row < cut.batch * cut.groups; row += gridDim.x) {
     const int64_t sample = row / cut.groups, g = row % cut.groups;
@@ -119,15 +119,15 @@ __global__ void __launch_bounds__(kChunkThreads)
 // One thread for each 16-byte piece of a vector.
 template <class A>
 int pieces_of(int64_t width) {
-  return int(std::min<int64_t>(kChunkThreads, (width + kPerLane<A> - 1) / kPerLane<A>));
+  return int(std::min<int64_t>(kChunkThreads, (width + kVector<A> - 1) / kVector<A>));
 }
 
 // Computes `mean` [B, D] from `partial`, the result of launch_column_sums.
 template <class A>
 void launch_mean(const A* partial, A* mean, const ColumnCut& cut, cudaStream_t stream) {
-  constexpr int64_t kSlab = kMeanPieces * kPerLane<A>;
+  constexpr int64_t kSlab = kMeanPieces * kVector<A>;
   const int64_t slabs = (cut.width + kSlab - 1) / kSlab;
-  const bool aligned = is_vectorisable(partial, cut.width) && is_vectorisable(mean, cut.width);
+  const bool aligned = has_whole_vectors(partial, cut.width) && has_whole_vectors(mean, cut.width);
   const auto kernel = aligned ? mean_kernel<true, A> : mean_kernel<false, A>;
   kernel<<<grid_size(cut.batch * slabs, 1), kChunkThreads, 0, stream>>>(partial, mean, cut, slabs);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
@@ -136,7 +136,7 @@ void launch_mean(const A* partial, A* mean, const ColumnCut& cut, cudaStream_t s
 // Computes `unit` [B, D] and `norm` [B], which may be null, from `partial`, the result of launch_column_sums.
 template <class A>
 void launch_mean_unit(const A* partial, A* unit, A* norm, const ColumnCut& cut, cudaStream_t stream) {
-  const bool aligned = is_vectorisable(partial, cut.width) && is_vectorisable(unit, cut.width);
+  const bool aligned = has_whole_vectors(partial, cut.width) && has_whole_vectors(unit, cut.width);
   const auto kernel = aligned ? mean_unit_kernel<true, A> : mean_unit_kernel<false, A>;
   kernel<<<grid_size(cut.batch, 1), kChunkThreads, 0, stream>>>(partial, unit, norm, cut, pieces_of<A>(cut.width));
   STD_CUDA_KERNEL_LAUNCH_CHECK();
@@ -146,7 +146,7 @@ void launch_mean_unit(const A* partial, A* unit, A* norm, const ColumnCut& cut, 
 template <class A, class O>
 void launch_through_unit(A* partial, const ColumnCut& cut, const A* unit, const A* norm, const bool* keep, A scale,
                          O* out, cudaStream_t stream) {
-  const bool aligned = is_vectorisable(partial, cut.width) && is_vectorisable(unit, cut.width);
+  const bool aligned = has_whole_vectors(partial, cut.width) && has_whole_vectors(unit, cut.width);
   const auto kernel = aligned ? through_unit_kernel<true, A, O> : through_unit_kernel<false, A, O>;
   kernel<<<grid_size(cut.batch * cut.groups, 1), kChunkThreads, 0, stream>>>(partial, cut, unit, norm, keep, scale, out,
                                                                              pieces_of<A>(cut.width));

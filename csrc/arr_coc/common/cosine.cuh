@@ -2,10 +2,9 @@
 #pragma once
 
 #include <cstring>
-#include <type_traits>
 
-#include "arr_coc/common/cosine_constants.h"
-#include "arr_coc/common/cuda.cuh"
+#include "arr_coc/common/cosine_rules.h"
+#include "arr_coc/common/vectors.cuh"
 
 namespace arr_coc {
 
@@ -16,22 +15,11 @@ constexpr int kColumnThreads = 128;
 // The rows a warp takes at once, so that it loads each unit vector once for all of them.
 constexpr int kRows = 4;
 
-// The elements of T that a lane takes at once, 16 bytes. This alone decides which lane sums which element, so a row has
-// the same bits whether or not it is aligned.
-template <class T>
-constexpr int kPerLane = 16 / sizeof(T);
-
-// Whether rows of `width` elements from `data` on can be read and written 16 bytes at a time.
-template <class T>
-bool is_vectorisable(const T* data, int64_t width) {
-  return width % kPerLane<T> == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
-}
-
 // row[at, at + Count), zeros from `width` on.
 template <bool Aligned, int Count, class T, class A>
 __device__ __forceinline__ void load(const T* row, int64_t at, int64_t width, A (&out)[Count]) {
   if constexpr (Aligned) {
-    constexpr int kPer = kPerLane<T>;
+    constexpr int kPer = kVector<T>;
     static_assert(Count % kPer == 0);
 #pragma unroll
     for (int i = 0; i < Count; i += kPer) {
@@ -50,7 +38,7 @@ __device__ __forceinline__ void load(const T* row, int64_t at, int64_t width, A 
 template <bool Aligned, int Count, class T, class A>
 __device__ __forceinline__ void store(T* row, int64_t at, int64_t width, const A (&values)[Count]) {
   if constexpr (Aligned) {
-    constexpr int kPer = kPerLane<T>;
+    constexpr int kPer = kVector<T>;
     static_assert(Count % kPer == 0);
 #pragma unroll
     for (int i = 0; i < Count; i += kPer) {
@@ -68,24 +56,12 @@ __device__ __forceinline__ void store(T* row, int64_t at, int64_t width, const A
   }
 }
 
-// 1 / max(norm, floor), where NaN stays.
-template <class A>
-__device__ __forceinline__ A inverse_norm(A norm) {
-  return 1 / (norm < A(kNormFloor) ? A(kNormFloor) : norm);
-}
-
-// Whether the norm's own gradient passes its clamp, as a factor.
-template <class A>
-__device__ __forceinline__ A norm_passes(A norm) {
-  return norm >= A(kNormFloor) ? A(1) : A(0);
-}
-
 // One warp computes squared norms of `rows` (1 to kRows) rows from `x` on, and their dot products with `columns` (1 to
 // Columns) vectors from `y` on, for every lane. Entries beyond `rows` and `columns` repeat the last.
 template <int Columns, bool Aligned, class T, class A>
 __device__ __forceinline__ void row_products(const T* x, int rows, const A* y, int columns, int64_t width,
                                              A (&squares)[kRows], A (&products)[kRows][Columns]) {
-  constexpr int kPer = kPerLane<T>;
+  constexpr int kPer = kVector<T>;
   const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -159,8 +135,8 @@ constexpr int kRowsInFlight = 8;
 // other. A null factor is 1.
 template <bool Aligned, class T, class A, class F>
 __device__ __forceinline__ void add_rows(const T* x, const A* factor, int64_t at, int64_t width, int count,
-                                         const F& next, A (&sum)[kPerLane<T>]) {
-  T rows[kRowsInFlight][kPerLane<T>];
+                                         const F& next, A (&sum)[kVector<T>]) {
+  T rows[kRowsInFlight][kVector<T>];
   A scale[kRowsInFlight];
 #pragma unroll
   for (int r = 0; r < kRowsInFlight; ++r) {
@@ -173,17 +149,17 @@ __device__ __forceinline__ void add_rows(const T* x, const A* factor, int64_t at
   for (int r = 0; r < kRowsInFlight; ++r) {
     if (r >= count) continue;
 #pragma unroll
-    for (int i = 0; i < kPerLane<T>; ++i) sum[i] += scale[r] * A(rows[r][i]);
+    for (int i = 0; i < kVector<T>; ++i) sum[i] += scale[r] * A(rows[r][i]);
   }
 }
 
 // partial[b, k, g, :] = sum over the rows n of chunk k with group[b, n] = g of factor[b, n] x[b, n, :]. A null factor
 // is 1, a null group is 0; Plain means that the group is null. A block takes one (b, k, g) and kColumnThreads x
-// kPerLane columns at a time.
+// kVector columns at a time.
 template <bool Aligned, bool Plain, class T, class A>
 __global__ void column_sums_kernel(const T* x, const A* factor, const int64_t* group, A* partial, ColumnCut cut,
                                    int64_t slabs) {
-  constexpr int kPer = kPerLane<T>;
+  constexpr int kPer = kVector<T>;
   for (int64_t item = blockIdx.x; item < cut.batch * cut.chunks * cut.groups * slabs; item += gridDim.x) {
     const int64_t at = (item % slabs * blockDim.x + threadIdx.x) * kPer, which = item / slabs;
     const int64_t g = which % cut.groups, chunk = which / cut.groups % cut.chunks;
@@ -228,7 +204,7 @@ __global__ void column_sums_kernel(const T* x, const A* factor, const int64_t* g
   }
 }
 
-// Blocks whose threads take kPerLane columns each: as many threads as a row has 16-byte pieces, in whole warps.
+// Blocks whose threads take kVector columns each: as many threads as a row has 16-byte pieces, in whole warps.
 struct ColumnBlocks {
   int threads;
   int64_t slabs;
@@ -237,7 +213,7 @@ struct ColumnBlocks {
 
 template <class T>
 ColumnBlocks column_blocks(const ColumnCut& cut) {
-  const int64_t pieces = (cut.width + kPerLane<T> - 1) / kPerLane<T>;
+  const int64_t pieces = (cut.width + kVector<T> - 1) / kVector<T>;
   const int threads = int(std::min<int64_t>(kColumnThreads, (pieces + kWarpSize - 1) / kWarpSize * kWarpSize));
   const int64_t slabs = (pieces + threads - 1) / threads;
   return {threads, slabs, grid_size(cut.batch * cut.chunks * cut.groups * slabs, 1)};
@@ -248,7 +224,7 @@ template <class T, class A>
 void launch_column_sums(const T* x, const A* factor, const int64_t* group, A* partial, const ColumnCut& cut,
                         cudaStream_t stream) {
   const ColumnBlocks blocks = column_blocks<T>(cut);
-  const bool aligned = is_vectorisable(x, cut.width), plain = !group;
+  const bool aligned = has_whole_vectors(x, cut.width), plain = !group;
   const auto kernel = aligned
                           ? (plain ? column_sums_kernel<true, true, T, A> : column_sums_kernel<true, false, T, A>)
                           : (plain ? column_sums_kernel<false, true, T, A> : column_sums_kernel<false, false, T, A>);

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "arr_coc/common/convert.h"
-#include "arr_coc/common/cosine_constants.h"
-#include "arr_coc/common/prefetch.h"
+#include "arr_coc/common/cosine_rules.h"
+#include "arr_coc/common/cpu.h"
 
 namespace arr_coc {
 
@@ -69,18 +69,6 @@ ARR_COC_EVERY_ISA void dots(const A* const (&x)[4], const A* const (&y)[4], int6
   sums[12] = s30, sums[13] = s31, sums[14] = s32, sums[15] = s33;
 }
 
-// 1 / max(norm, floor), where NaN stays.
-template <class A>
-A inverse_norm(A norm) {
-  return 1 / (norm < A(kNormFloor) ? A(kNormFloor) : norm);
-}
-
-// Whether the norm's own gradient passes its clamp, as a factor.
-template <class A>
-A norm_passes(A norm) {
-  return norm >= A(kNormFloor) ? A(1) : A(0);
-}
-
 // Rows divided by their clamped norms, and the norms.
 template <class A>
 struct UnitRows {
@@ -103,18 +91,6 @@ UnitRows<A> unit_rows(const T* rows, const bool* keep, int64_t count, int64_t wi
   });
   return result;
 }
-
-// The token that a row fits best: the first with the maximum, where NaN is larger than any number, as in torch.max; -1
-// if every token is masked.
-template <class A>
-struct Match {
-  int64_t token = -1;
-  A cosine = 0;
-
-  void offer(int64_t candidate, A value) {
-    if (token < 0 || value > cosine || (value != value && cosine == cosine)) token = candidate, cosine = value;
-  }
-};
 
 // `units` are the sample's query tokens, `mask` is the sample's or null.
 template <class A>

@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 #include "arr_coc/common/checks.h"
@@ -36,6 +35,24 @@ template <class F>
 void parallel_rows(int64_t rows, int64_t row_cost, const F& f) {
   if (rows == 0) return;
   torch::stable::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, row_cost)), f);
+}
+
+// The elements between two requests: several cache lines, and whole vectors on every processor.
+constexpr int64_t kPrefetchBlock = 64;
+
+// Requests `count` elements. They may lie beyond a tensor's end, because nothing is read.
+template <class T>
+ARR_COC_INLINE void prefetch(const T* data, int64_t count = kPrefetchBlock) {
+  constexpr int64_t kLine = 64;
+  const char* first = reinterpret_cast<const char*>(data);
+  for (int64_t byte = 0; byte < count * int64_t(sizeof(T)); byte += kLine) __builtin_prefetch(first + byte);
+}
+
+// Requests `count` elements one memory latency ahead of `data`.
+template <class T>
+ARR_COC_INLINE void prefetch_behind(const T* data, int64_t count = kPrefetchBlock) {
+  constexpr int64_t kDistance = 2048;
+  prefetch(data + kDistance / int64_t(sizeof(T)), count);
 }
 
 }  // namespace arr_coc

@@ -71,6 +71,12 @@ bool start_on_16_bytes(const T*... data) {
   return ((reinterpret_cast<uintptr_t>(data) % 16 == 0) && ...);
 }
 
+// Neighbours that are read and written at once, 16 bytes at most.
+template <class T, int n>
+struct alignas(n * sizeof(T) < 16 ? n * sizeof(T) : 16) Pack {
+  T values[n];
+};
+
 // Elements that start on 16 bytes: those given, or a copy of them.
 template <class T>
 class AlignedData {

@@ -1,10 +1,8 @@
 // The exponential function without a call, a table or a branch, so that loops with it vectorise.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include "arr_coc/common/cpu.h"
 

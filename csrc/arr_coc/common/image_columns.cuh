@@ -10,11 +10,6 @@
 
 namespace arr_coc {
 
-template <class T, int n>
-struct alignas(n * sizeof(T) < 16 ? n * sizeof(T) : 16) Pack {
-  T values[n];
-};
-
 // Whether rows of `size` values, the first at `pointer`, are aligned for a Pack. The result is the same for all samples
 // of a batch, so that they take the same path.
 template <int n, class T>

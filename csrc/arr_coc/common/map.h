@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "arr_coc/common/convert.h"
-#include "arr_coc/common/prefetch.h"
+#include "arr_coc/common/cpu.h"
 
 namespace arr_coc {
 

@@ -16,13 +16,13 @@ namespace arr_coc {
 template <class T>
 constexpr int kPieces = sizeof(T) == 2 ? 4 : 8;
 template <class T>
-constexpr int kTile = kPieces<T> * kPerLane<T> * kWarpSize;
+constexpr int kTile = kPieces<T> * kVector<T> * kWarpSize;
 
-// The first `size` <= kTile elements from an address on, of which lane l holds kPerLane at (k kWarpSize + l) kPerLane
-// for each piece k. Aligned: they start on 16 bytes, and `size` is a multiple of kPerLane.
+// The first `size` <= kTile elements from an address on, of which lane l holds kVector at (k kWarpSize + l) kVector
+// for each piece k. Aligned: they start on 16 bytes, and `size` is a multiple of kVector.
 template <class T>
 struct RowTile {
-  static constexpr int kPer = kPerLane<T>;
+  static constexpr int kPer = kVector<T>;
   uint4 raw[kPieces<T>];
 
   static __device__ __forceinline__ int at(int piece) {
@@ -134,7 +134,7 @@ struct OnlineEntropy {
 // RowTile<T> without bank conflicts.
 template <class T, class A>
 struct SharedVector {
-  static constexpr int kPer = kPerLane<T>, kWord = 16 / sizeof(A), kWords = kPer / kWord;
+  static constexpr int kPer = kVector<T>, kWord = 16 / sizeof(A), kWords = kPer / kWord;
   A* data;
 
   // Elements of memory for a vector of `width`.
@@ -232,11 +232,11 @@ __device__ __forceinline__ void add_tile(const RowTile<T>& tile, int64_t start, 
                                          const SharedVector<T, A>* vectors, RowSums<Vectors, A>& sums) {
   sums.entropy.raise(max(sums.entropy.top, tile.template most<Aligned, A>(size)), scale);
   tile.template for_pieces<Aligned, A>(size, [&](int k, const auto& values, int inside) {
-    A others[Vectors > 0 ? Vectors : 1][kPerLane<T>];
+    A others[Vectors > 0 ? Vectors : 1][kVector<T>];
 #pragma unroll
     for (int v = 0; v < Vectors; ++v) vectors[v].load(start, k, others[v]);
 #pragma unroll
-    for (int i = 0; i < kPerLane<T>; ++i) {
+    for (int i = 0; i < kVector<T>; ++i) {
       if (i >= inside) continue;
       sums.entropy.add(values[i], scale);
       sums.square += values[i] * values[i];

@@ -34,26 +34,14 @@ struct RowSums {
   A weights, weighted;
 };
 
-template <class A>
-ARR_COC_EVERY_ISA RowSums<A> row_sums(const A* x, int64_t width, A max, A scale) {
+// Stores the weights in `weights`, too, if kStore.
+template <bool kStore, class A>
+ARR_COC_EVERY_ISA RowSums<A> row_sums(const A* x, A* weights, int64_t width, A max, A scale) {
   A sum = 0, weighted = 0;
 #pragma omp simd reduction(+ : sum, weighted)
   for (int64_t d = 0; d < width; ++d) {
     const A log = log_weight(x[d], max, scale), weight = power_of_two(log);
-    sum += weight;
-    weighted += weight * log;
-  }
-  return {sum, weighted};
-}
-
-// The same, which also stores the weights in `weights`.
-template <class A>
-ARR_COC_EVERY_ISA RowSums<A> row_weights(const A* x, A* weights, int64_t width, A max, A scale) {
-  A sum = 0, weighted = 0;
-#pragma omp simd reduction(+ : sum, weighted)
-  for (int64_t d = 0; d < width; ++d) {
-    const A log = log_weight(x[d], max, scale), weight = power_of_two(log);
-    weights[d] = weight;
+    if constexpr (kStore) weights[d] = weight;
     sum += weight;
     weighted += weight * log;
   }
@@ -77,7 +65,7 @@ void run(const Cpu&, const Entropy<T>& call) {
     std::vector<A> buffer;
     for (int64_t row = begin; row < end; ++row) {
       const A* z = accumulated(call.x + row * width, width, buffer);
-      const RowSums<A> sums = row_sums(z, width, row_max(z, width), call.scale);
+      const RowSums<A> sums = row_sums<false, A>(z, nullptr, width, row_max(z, width), call.scale);
       call.out[row] = store<T>((std::log2(sums.weights) - sums.weighted / sums.weights) * call.norm);
     }
   });
@@ -95,7 +83,7 @@ void run(const Cpu&, const EntropyGrad<T>& call) {
       const A* z = accumulated(call.x + row * width, width, buffer);
       A* slopes = staged.at(call.out + row * width);
       const A max = row_max(z, width);
-      const RowSums<A> sums = row_weights(z, slopes, width, max, call.scale);
+      const RowSums<A> sums = row_sums<true>(z, slopes, width, max, call.scale);
       const A factor = -load(call.grad[row]) * call.norm / sums.weights;
       row_gradient(z, slopes, width, max, call.scale, sums.weighted / sums.weights, factor);
       staged.store_to(call.out + row * width);

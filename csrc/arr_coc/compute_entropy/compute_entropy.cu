@@ -75,9 +75,9 @@ template <class T>
 void run(const Cuda& device, const Entropy<T>& call) {
   using A = accumulate_t<T>;
   const auto [x, out, rows, width, scale, norm] = call;
-  const auto kernel = !is_vectorisable(x, width) ? entropy_kernel<true, false, T, A>
-                      : width > kTile<T>         ? entropy_kernel<true, true, T, A>
-                                                 : entropy_kernel<false, true, T, A>;
+  const auto kernel = !has_whole_vectors(x, width) ? entropy_kernel<true, false, T, A>
+                      : width > kTile<T>           ? entropy_kernel<true, true, T, A>
+                                                   : entropy_kernel<false, true, T, A>;
   const int warp_rows = rows_per_warp(rows);
   kernel<<<grid_size(rows, kWarps * warp_rows), kThreads, 0, device.stream()>>>(x, out, rows, width, warp_rows, scale,
                                                                                 norm);
@@ -88,7 +88,7 @@ template <class T>
 void run(const Cuda& device, const EntropyGrad<T>& call) {
   using A = accumulate_t<T>;
   const auto [grad, x, out, rows, width, scale, norm] = call;
-  const bool aligned = is_vectorisable(x, width) && is_vectorisable(out, width);
+  const bool aligned = has_whole_vectors(x, width) && has_whole_vectors(out, width);
   const auto kernel = aligned ? entropy_grad_kernel<true, T, A> : entropy_grad_kernel<false, T, A>;
   kernel<<<grid_size(rows, kWarps), kThreads, 0, device.stream()>>>(grad, x, out, rows, width, scale, norm);
   STD_CUDA_KERNEL_LAUNCH_CHECK();

@@ -3,8 +3,6 @@
 #include <torch/csrc/stable/library.h>
 
 #include <cstdlib>
-#include <tuple>
-#include <utility>
 
 #include "arr_coc/common/cosine.h"
 #include "arr_coc/common/stream.h"

@@ -53,7 +53,7 @@ void run(const Cuda& device, const Salience<T>& call) {
   launch_column_sums<T, A>(call.features, nullptr, nullptr, partial.data(), cut, stream);
   launch_mean_unit<A>(partial.data(), call.mean_unit, call.mean_norm, cut, stream);
   const auto kernel =
-      is_vectorisable(call.features, call.width) ? salience_kernel<true, T, A> : salience_kernel<false, T, A>;
+      has_whole_vectors(call.features, call.width) ? salience_kernel<true, T, A> : salience_kernel<false, T, A>;
   kernel<<<grid_size(cut.batch * ((cut.rows + kRows - 1) / kRows), kCosineWarps), kCosineThreads, 0, stream>>>(
       call.features, call.mean_unit, call.patches, call.out, cut, call.grid, A(call.weights.edges),
       A(call.weights.contrast), A(call.weights.features));

@@ -3,7 +3,7 @@
 
 #include "arr_coc/common/column_units.cuh"
 #include "arr_coc/compute_salience/compute_salience.h"
-#include "arr_coc/compute_salience/contrast.cuh"
+#include "arr_coc/compute_salience/patches.cuh"
 
 namespace arr_coc {
 namespace {
@@ -189,7 +189,7 @@ struct ChunkPlace {
   __device__ __forceinline__ ChunkPlace(const ColumnCut& cut, int64_t slabs, int64_t item)
       : sample(item / slabs / cut.chunks),
         first(item / slabs % cut.chunks * cut.chunk_rows),
-        at((item % slabs * kColumnThreads + threadIdx.x) * kPerLane<T>),
+        at((item % slabs * kColumnThreads + threadIdx.x) * kVector<T>),
         rows(int(min(cut.chunk_rows, cut.rows - first))),
         which(item / slabs) {}
 };
@@ -206,7 +206,7 @@ __device__ __forceinline__ void sum_chunk(const GradientCall<T>& call, int64_t i
   __syncthreads();
   if (place.at >= width) return;
   const T* rows = call.given.features + (place.sample * call.cut.rows + place.first) * width;
-  A sum[kPerLane<T>] = {};
+  A sum[kVector<T>] = {};
   for (int n = 0; n < place.rows;)
     add_rows<Aligned>(rows, slopes, place.at, width, min(kRowsInFlight, place.rows - n), [&] { return n++; }, sum);
   store<Aligned>(call.partial + place.which * width, place.at, width, sum);
@@ -251,7 +251,7 @@ void launch_pixels_and_sums(const GradientCall<T>& call, cudaStream_t stream) {
 template <bool Aligned, class T>
 __global__ void __launch_bounds__(kColumnThreads) features_gradient_kernel(const GradientCall<T> call) {
   using A = accumulate_t<T>;
-  constexpr int kPer = kPerLane<T>;
+  constexpr int kPer = kVector<T>;
   __shared__ A slopes[kColumnChunk], alongs[kColumnChunk];
   const int64_t width = call.cut.width;
   for (int64_t item = blockIdx.x; item < call.sum_blocks; item += gridDim.x) {
@@ -297,17 +297,17 @@ void run(const Cuda& device, const SalienceGrad<T>& inputs) {
   const int64_t width = inputs.width;
   const ColumnCut cut(grid.batch, grid.count(), width);
   const Tiles tiles(grid);
-  const int64_t slabs = (width + kColumnThreads * kPerLane<T> - 1) / (kColumnThreads * kPerLane<T>);
+  const int64_t slabs = (width + kColumnThreads * kVector<T> - 1) / (kColumnThreads * kVector<T>);
   Scratch<A> partial(device, inputs.grad_features ? cut.partial_size() : 0);
   Scratch<A> shared(device, inputs.grad_features ? grid.batch * width : 0);
   const int64_t pixel_blocks = inputs.grad_lab || inputs.grad_x || inputs.grad_y ? tiles.count : 0;
   const int64_t sum_blocks = inputs.grad_features ? grid.batch * cut.chunks * slabs : 0;
   const GradientCall<T> call{inputs,       Slopes<T>(inputs), tiles,          cut,          slabs,
                              pixel_blocks, sum_blocks,        partial.data(), shared.data()};
-  const bool aligned = is_vectorisable(inputs.features, width) && is_vectorisable(inputs.grad_features, width) &&
-                       is_vectorisable(inputs.mean_unit, width);
+  const bool aligned = has_whole_vectors(inputs.features, width) && has_whole_vectors(inputs.grad_features, width) &&
+                       has_whole_vectors(inputs.mean_unit, width);
   // If a patch's width is a multiple of 16 bytes, so is the image's, and the patch's rows start on 16 bytes.
-  constexpr int kPixels = kPerLane<T>;
+  constexpr int kPixels = kVector<T>;
   const bool several =
       start_on_16_bytes(inputs.sobel_x, inputs.sobel_y, inputs.grad_lab, inputs.grad_x, inputs.grad_y) &&
       grid.patch % kPixels == 0;

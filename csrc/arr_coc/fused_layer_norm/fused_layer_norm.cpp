@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "arr_coc/common/convert.h"
+#include "arr_coc/common/cpu.h"
 #include "arr_coc/common/lanes.h"
-#include "arr_coc/common/prefetch.h"
 
 namespace arr_coc {
 namespace {

@@ -1,10 +1,42 @@
-// The product for few rows: a warp computes one part of the sums of 4 rows and 8 columns, one sum a lane.
+// The product for few rows: a warp computes one part of the sums of 4 rows and 8 columns, one sum a lane. Copies of
+// single numbers to shared memory, in the computing type, in the background where the GPU can.
 #pragma once
 
+#include <cstdint>
+
+#include "arr_coc/common/cuda.cuh"
 #include "arr_coc/invariant_linear/invariant_linear.h"
-#include "arr_coc/invariant_linear/staging.cuh"
 
 namespace arr_coc {
+
+// Stores a number, or zero. It is there for others after wait_for_groups_but and a barrier.
+template <class T, class A>
+__device__ __forceinline__ void copy_number(A* to, const T* from, bool valid) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  if constexpr (sizeof(T) == sizeof(A)) {  // also without alignment to 16 bytes; `from` is not read if there is no byte
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to)), bytes = valid ? sizeof(T) : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(sizeof(T)), "r"(bytes)
+                 : "memory");
+    return;
+  }
+#endif
+  *to = valid ? A(*from) : A(0);
+}
+
+// Ends a group of this thread's copies.
+__device__ __forceinline__ void end_group() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most kGroups of this thread's groups still run.
+template <int kGroups>
+__device__ __forceinline__ void wait_for_groups_but() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+#endif
+}
 
 constexpr int kFewRows = 4, kFewColumns = 8;
 static_assert(kFewRows * kFewColumns == kWarpSize);
@@ -22,11 +54,6 @@ struct FewRowsOfPart {
   static constexpr int kStep = 32, kStages = sizeof(A) == 4 ? 6 : 3;
   static constexpr int kLines = kFewRows + kFewColumns, kLine = kStep + 4;  // eight lines lie in different banks
   alignas(16) A numbers[kStages][kLines][kLine];
-};
-
-template <class A>
-struct alignas(16) FourNumbers {
-  A at[4];
 };
 
 // One block for 4 rows and 8 columns, one warp for each part.
@@ -68,10 +95,9 @@ __global__ void few_rows_kernel(InvariantLinear<T> call) {
     const A *a = staged[step % kStages][r], *b = staged[step % kStages][kFewRows + c];
 #pragma unroll
     for (int k = 0; k < kStep; k += 4) {
-      const auto x = *reinterpret_cast<const FourNumbers<A>*>(a + k),
-                 w = *reinterpret_cast<const FourNumbers<A>*>(b + k);
+      const auto x = *reinterpret_cast<const Pack<A, 4>*>(a + k), w = *reinterpret_cast<const Pack<A, 4>*>(b + k);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum = fma(x.at[i], w.at[i], sum);
+      for (int i = 0; i < 4; ++i) sum = fma(x.values[i], w.values[i], sum);
     }
   }
   __shared__ A sums[SumOrder::kMostParts][kWarpSize];

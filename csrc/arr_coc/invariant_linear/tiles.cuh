@@ -61,11 +61,11 @@ __device__ __forceinline__ bool stores_fours(const InvariantLinear<T>& call) {
 // Stores four neighbouring numbers; `whole`: at once, by a function that the compiler does not take apart again.
 template <class T>
 __device__ __forceinline__ void store_four(const InvariantLinear<T>& call, int64_t row, int64_t column,
-                                           const FourNumbers<accumulate_t<T>>& numbers, bool whole) {
+                                           const Pack<accumulate_t<T>, 4>& numbers, bool whole) {
   using Piece = std::conditional_t<sizeof(T) == 2, uint2, uint4>;
   T stored[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) stored[i] = T(numbers.at[i]);
+  for (int i = 0; i < 4; ++i) stored[i] = T(numbers.values[i]);
   T* out = call.out + row * call.width + column;
   if (whole) {
     if (column >= call.width) return;
@@ -200,18 +200,18 @@ class Sums {
     for (int i = 0; i < kDown; ++i)
 #pragma unroll
       for (int j = 0; j < kAcross; j += 4) {
-        FourNumbers<A> four;
+        Pack<A, 4> four;
 #pragma unroll
-        for (int n = 0; n < 4; ++n) four.at[n] = part_[i][j + n] + bias[j + n];
+        for (int n = 0; n < 4; ++n) four.values[n] = part_[i][j + n] + bias[j + n];
         f(place_.row + i / 4 * 4 * Form::kDown + i % 4, place_.column + j * Form::kAcross, four);
       }
   }
 
  private:
   static __device__ __forceinline__ void put_four(A* to, const A* from) {
-    const auto four = *reinterpret_cast<const FourNumbers<A>*>(from);
+    const auto four = *reinterpret_cast<const Pack<A, 4>*>(from);
 #pragma unroll
-    for (int n = 0; n < 4; ++n) to[n] = four.at[n];
+    for (int n = 0; n < 4; ++n) to[n] = four.values[n];
   }
 
   ThreadPlace<Form> place_;
@@ -270,7 +270,7 @@ struct Work {
     }
   }
 
-  __device__ __forceinline__ void store(int64_t down, int64_t across, const FourNumbers<A>& four, bool whole) const {
+  __device__ __forceinline__ void store(int64_t down, int64_t across, const Pack<A, 4>& four, bool whole) const {
     if (row + down < call.rows) store_four(call, row + down, column + across, four, whole);
   }
 };
@@ -287,8 +287,7 @@ __global__ void __launch_bounds__(Form::kThreads, Form::kBlocks * 4 / sizeof(acc
   if (work.end > call.order.part_length) sums.end_last_part();
   const auto bias = [&](int across) { return bias_of(call, work.column + across); };
   const bool whole = stores_fours(call);
-  sums.for_fours(bias,
-                 [&](int down, int across, const FourNumbers<A>& four) { work.store(down, across, four, whole); });
+  sums.for_fours(bias, [&](int down, int across, const Pack<A, 4>& four) { work.store(down, across, four, whole); });
 }
 
 // One cluster a tile, one of its blocks a part of the sums. They show one another their parts; each adds some of them.
@@ -303,22 +302,22 @@ __global__ void __launch_bounds__(Form::kThreads, Form::kBlocks * 4 / sizeof(acc
   work.template add_up<false>(sums);
   __syncthreads();  // nobody reads the stages any more
   sums.for_fours([](int) { return A(0); },
-                 [&](int down, int across, const FourNumbers<A>& four) {
-                   *reinterpret_cast<FourNumbers<A>*>(work.memory + down * Form::kColumns + across) = four;
+                 [&](int down, int across, const Pack<A, 4>& four) {
+                   *reinterpret_cast<Pack<A, 4>*>(work.memory + down * Form::kColumns + across) = four;
                  });
   sync_cluster();
   const bool whole = stores_fours(call);
   for (int at = (work.part * Form::kThreads + threadIdx.x) * 4; at < Form::kRows * Form::kColumns;
        at += work.sharers * Form::kThreads * 4) {
-    FourNumbers<A> total = {};
+    Pack<A, 4> total = {};
     for (unsigned part = 0; part < work.sharers; ++part) {
-      const auto more = *reinterpret_cast<const FourNumbers<A>*>(in_block(work.memory + at, part));
+      const auto more = *reinterpret_cast<const Pack<A, 4>*>(in_block(work.memory + at, part));
 #pragma unroll
-      for (int n = 0; n < 4; ++n) total.at[n] += more.at[n];
+      for (int n = 0; n < 4; ++n) total.values[n] += more.values[n];
     }
     const int down = at / Form::kColumns, across = at % Form::kColumns;
 #pragma unroll
-    for (int n = 0; n < 4; ++n) total.at[n] += bias_of(call, work.column + across + n);
+    for (int n = 0; n < 4; ++n) total.values[n] += bias_of(call, work.column + across + n);
     work.store(down, across, total, whole);
   }
   sync_cluster();  // the others have read this block's part

@@ -2,8 +2,8 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include "arr_coc/common/cpu.h"
 #include "arr_coc/common/map.h"
-#include "arr_coc/common/prefetch.h"
 
 namespace arr_coc {
 namespace {

@@ -9,17 +9,6 @@
 namespace arr_coc {
 namespace {
 
-// One sample's weights: scores are balanced as (c e + p s + f a) / sum.
-template <class A>
-struct Balance {
-  A c, p, f, sum;
-
-  template <class T>
-  explicit Balance(const T* weights) : c(weights[0]), p(weights[1]), f(weights[2]), sum(c + p + f) {}
-
-  A operator()(A e, A s, A a) const { return (c * e + p * s + f * a) / sum; }
-};
-
 constexpr int64_t kBlock = 512;  // numbers converted at once, which stay in the first cache
 
 template <class A>

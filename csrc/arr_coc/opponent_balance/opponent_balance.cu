@@ -9,28 +9,11 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 
-// One sample's weights. See opponent_balance.cpp for the formulas.
-template <class A>
-struct Balance {
-  A c, p, f, sum;
-
-  template <class T>
-  __device__ explicit Balance(const T* weights) : c(weights[0]), p(weights[1]), f(weights[2]), sum(c + p + f) {}
-
-  __device__ A operator()(A e, A s, A a) const { return (c * e + p * s + f * a) / sum; }
-};
-
-// kVector elements, 16 bytes where they are more than one: they then divide a sample, and the addresses allow it.
-template <class T, int kVector>
-struct alignas(sizeof(T) * kVector) Vector {
-  T value[kVector];
-};
-
 template <class T, int kVector>
 __global__ void balance_kernel(const T* entropy, const T* salience, const T* alignment, const T* weights, T* out,
                                int64_t total, int64_t count, int64_t weight_stride, bool invert) {
   using A = accumulate_t<T>;
-  using V = Vector<T, kVector>;
+  using V = Pack<T, kVector>;  // where kVector > 1, it divides a sample, and the addresses allow 16 bytes
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < total / kVector;
        i += int64_t(gridDim.x) * kThreads) {
     const V e = reinterpret_cast<const V*>(entropy)[i], s = reinterpret_cast<const V*>(salience)[i],
@@ -39,8 +22,8 @@ __global__ void balance_kernel(const T* entropy, const T* salience, const T* ali
     V result;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      const A raw = balance(invert ? 1 - A(e.value[j]) : A(e.value[j]), A(s.value[j]), A(a.value[j]));
-      result.value[j] = T(raw < 0 ? A(0) : raw > 1 ? A(1) : raw);  // NaN stays, as in torch.clamp
+      const A raw = balance(invert ? 1 - A(e.values[j]) : A(e.values[j]), A(s.values[j]), A(a.values[j]));
+      result.values[j] = T(raw < 0 ? A(0) : raw > 1 ? A(1) : raw);  // NaN stays, as in torch.clamp
     }
     reinterpret_cast<V*>(out)[i] = result;
   }
@@ -55,7 +38,7 @@ __global__ void balance_grad_kernel(const T* grad, const T* entropy, const T* sa
                                     Partial* partial, int64_t batch, int64_t count, int64_t chunks,
                                     int64_t weight_stride, bool invert) {
   using A = accumulate_t<T>;
-  using V = Vector<T, kVector>;
+  using V = Pack<T, kVector>;
   __shared__ A shared[kWarps];
   for (int64_t item = blockIdx.x; item < batch * chunks; item += gridDim.x) {
     const int64_t sample = item / chunks, begin = item % chunks * kBalanceChunk;
@@ -66,7 +49,7 @@ __global__ void balance_grad_kernel(const T* grad, const T* entropy, const T* sa
       const auto load = [&](const T* tensor) {
         if (kWide) return *reinterpret_cast<const V*>(tensor + i);
         V vector = {};
-        for (int j = 0; j < kVector && i + j < base + end; ++j) vector.value[j] = tensor[i + j];
+        for (int j = 0; j < kVector && i + j < base + end; ++j) vector.values[j] = tensor[i + j];
         return vector;
       };
       const auto store = [&](T* tensor, const V& vector) {
@@ -74,7 +57,7 @@ __global__ void balance_grad_kernel(const T* grad, const T* entropy, const T* sa
         if (kWide) {
           *reinterpret_cast<V*>(tensor + i) = vector;
         } else {
-          for (int j = 0; j < kVector && i + j < base + end; ++j) tensor[i + j] = vector.value[j];
+          for (int j = 0; j < kVector && i + j < base + end; ++j) tensor[i + j] = vector.values[j];
         }
       };
       const V g = load(grad), e = load(entropy), s = load(salience), a = load(alignment);
@@ -82,11 +65,11 @@ __global__ void balance_grad_kernel(const T* grad, const T* entropy, const T* sa
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         if (!kWide && i + j >= base + end) continue;
-        const A x = invert ? 1 - A(e.value[j]) : A(e.value[j]), y = A(s.value[j]), z = A(a.value[j]);
-        const A raw = balance(x, y, z), slope = (raw >= 0 && raw <= 1 ? A(g.value[j]) : A(0)) / balance.sum;
-        of_e.value[j] = T(invert ? -slope * balance.c : slope * balance.c);
-        of_s.value[j] = T(slope * balance.p);
-        of_a.value[j] = T(slope * balance.f);
+        const A x = invert ? 1 - A(e.values[j]) : A(e.values[j]), y = A(s.values[j]), z = A(a.values[j]);
+        const A raw = balance(x, y, z), slope = (raw >= 0 && raw <= 1 ? A(g.values[j]) : A(0)) / balance.sum;
+        of_e.values[j] = T(invert ? -slope * balance.c : slope * balance.c);
+        of_s.values[j] = T(slope * balance.p);
+        of_a.values[j] = T(slope * balance.f);
         sum_c += slope * (x - raw);
         sum_p += slope * (y - raw);
         sum_f += slope * (z - raw);

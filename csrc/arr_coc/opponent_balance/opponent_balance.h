@@ -31,6 +31,17 @@ inline void check_opponent_balance(const Tensor& entropy, const Tensor& salience
   if (weights.dim() == 2) check_same_size(op, "B", "weights", weights.size(0), "entropy", entropy.size(0));
 }
 
+// One sample's weights: scores are balanced as (c e + p s + f a) / sum.
+template <class A>
+struct Balance {
+  A c, p, f, sum;
+
+  template <class T>
+  ARR_COC_FUNCTION explicit Balance(const T* weights) : c(weights[0]), p(weights[1]), f(weights[2]), sum(c + p + f) {}
+
+  ARR_COC_FUNCTION A operator()(A e, A s, A a) const { return (c * e + p * s + f * a) / sum; }
+};
+
 template <class T>
 struct OpponentBalance {
   const T *entropy, *salience, *alignment, *weights;

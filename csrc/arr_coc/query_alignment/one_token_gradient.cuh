@@ -24,7 +24,7 @@ struct Call {
 // A block takes a chunk. Rows start on 16 bytes and have whole pieces of 16 bytes, `kPieces` or fewer a lane.
 template <int kPieces, class T, class A>
 __global__ void __launch_bounds__(kCosineThreads, 2) gradient_kernel(const Call<T, A> call) {
-  constexpr int kPer = kPerLane<T>, kStride = kWarpSize * kPer;
+  constexpr int kPer = kVector<T>, kStride = kWarpSize * kPer;
   __shared__ A sums[kCosineWarps][kPieces * kStride];
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const ColumnCut& cut = call.cut;
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kCosineThreads, 2) gradient_kernel(const Call<
 // Whether `run` computes such a call. That does not depend on the batch, so that a sample has the same bits in all.
 template <class T>
 bool takes(const QueryAlignmentGrad<T>& call) {
-  return !std::is_same_v<T, double> && call.tokens == 1 && call.width % kPerLane<T> == 0 &&
+  return !std::is_same_v<T, double> && call.tokens == 1 && call.width % kVector<T> == 0 &&
          call.width <= kMostColumns * kWarpSize;
 }
 
@@ -132,8 +132,8 @@ void run(const Cuda& device, const QueryAlignmentGrad<T>& inputs) {
   const Call<T, A> call{inputs.grad, features.data(),      query.data(),
                         inputs.mask, inputs.grad_features, sums ? partial.data() : nullptr,
                         unit.data(), norm.data(),          cut};
-  constexpr int kMost = kMostColumns / kPerLane<T>;
-  const int64_t pieces = (width / kPerLane<T> + kWarpSize - 1) / kWarpSize;
+  constexpr int kMost = kMostColumns / kVector<T>;
+  const int64_t pieces = (width / kVector<T> + kWarpSize - 1) / kWarpSize;
   const auto kernel = pieces <= kMost / 4       ? gradient_kernel<kMost / 4, T, A>
                       : pieces <= kMost / 2     ? gradient_kernel<kMost / 2, T, A>
                       : pieces <= kMost * 3 / 4 ? gradient_kernel<kMost * 3 / 4, T, A>

@@ -12,7 +12,7 @@ namespace {
 template <int Columns, bool Aligned, class T, class A>
 __global__ void alignment_grad_kernel(const T* grad, const T* features, const A* units, const bool* mask, T* out,
                                       A* factor, int64_t* chosen, RowGroups groups) {
-  constexpr int kPer = kPerLane<T>;
+  constexpr int kPer = kVector<T>;
   const int lane = threadIdx.x % kWarpSize;
   const int64_t width = groups.width;
   for (int64_t item = int64_t(blockIdx.x) * kCosineWarps + threadIdx.x / kWarpSize; item < groups.total();
@@ -76,7 +76,7 @@ void run(const Cuda& device, const QueryAlignmentGrad<T>& call) {
   Scratch<int64_t> chosen(device, call.grad_query ? batch * count : 0);
   const RowGroups groups{batch, count, tokens, width, (count + kRows - 1) / kRows};
   // A null output counts as aligned.
-  const bool vectorisable = is_vectorisable(call.features, width) && is_vectorisable(call.grad_features, width);
+  const bool vectorisable = has_whole_vectors(call.features, width) && has_whole_vectors(call.grad_features, width);
   dispatch_shape(tokens, vectorisable, [&](auto columns, auto aligned) {
     alignment_grad_kernel<columns.value, aligned.value>
         <<<grid_size(batch * groups.per_sample, kCosineWarps), kCosineThreads, 0, stream>>>(

@@ -1,8 +1,6 @@
 // Scores with one read of the features, where clusters of blocks run: on Hopper and later.
 #pragma once
 
-#include <atomic>
-
 #include "arr_coc/relevance_scores/slices.cuh"
 
 namespace arr_coc {

@@ -36,7 +36,7 @@ struct Call {
 template <class V, class T, class A>
 __device__ __forceinline__ void keep_unit(const V* vector, bool aligned, bool kept, int64_t width,
                                           SharedVector<T, A> out, A* shared) {
-  constexpr int kPer = kPerLane<T>;
+  constexpr int kPer = kVector<T>;
   A square = 0;
   for (int64_t piece = threadIdx.x; piece * kPer < width; piece += kThreads) {
     A values[kPer];
@@ -147,14 +147,14 @@ void run(const Cuda& device, const RelevanceScores<T>& inputs) {
   std::optional<Scratch<A>> partial, mean, alignment, mean_alignment;
   Call<T> call{};
   call.scoring = Scoring<T>(inputs), call.features = inputs.features, call.query = inputs.query;
-  if (width % kPerLane<T> == 0)  // so that alignment does not affect the result's bits
+  if (width % kVector<T> == 0)  // so that alignment does not affect the result's bits
     call.features = features.emplace(device, inputs.features, batch * count * width).data();
-  if (is_vectorisable(call.features, width) && one_read::run(device, inputs, call.features)) return;
+  if (has_whole_vectors(call.features, width) && one_read::run(device, inputs, call.features)) return;
   call.batch = batch, call.width = width;
   call.warp_rows = rows_per_warp(batch * count), call.step = std::min(call.warp_rows, kBatch);
   call.chunks = (count + kWarps * call.warp_rows - 1) / (kWarps * call.warp_rows);
-  call.scale = inputs.scale, call.query_aligned = is_vectorisable(call.query, width);
-  const bool aligned = is_vectorisable(call.features, width);
+  call.scale = inputs.scale, call.query_aligned = has_whole_vectors(call.query, width);
+  const bool aligned = has_whole_vectors(call.features, width);
   const bool fits = aligned && 2 * SharedVector<T, A>::size(width) * int64_t(sizeof(A)) <= kVectorBytes;
   if (inputs.salience.features > 0) {
     const ColumnCut cut(batch, count, width);

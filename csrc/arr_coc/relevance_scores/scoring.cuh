@@ -2,7 +2,7 @@
 #pragma once
 
 #include "arr_coc/common/cuda.cuh"
-#include "arr_coc/compute_salience/contrast.cuh"
+#include "arr_coc/compute_salience/patches.cuh"
 #include "arr_coc/relevance_scores/relevance_scores.h"
 
 namespace arr_coc {

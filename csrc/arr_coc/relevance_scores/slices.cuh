@@ -91,7 +91,7 @@ struct Item {
 // One warp of a team.
 template <class T>
 struct Reader {
-  static constexpr int kPer = kPerLane<T>, kMine = kColumns<T> / kWarpSize;
+  static constexpr int kPer = kVector<T>, kMine = kColumns<T> / kWarpSize;
 
   // A lane's part of a vector.
   struct alignas(kMine * sizeof(float)) Mine {

@@ -1,6 +1,6 @@
 #include <torch/csrc/stable/library.h>
 
-#include "arr_coc/allocate_lod_tokens/budget.cuh"
+#include "arr_coc/allocate_lod_tokens/allocate_lod_tokens.h"
 #include "arr_coc/common/vectors.cuh"
 #include "arr_coc/select_patches/select_patches.h"
 #include "arr_coc/top_k_patches/select_and_place.cuh"

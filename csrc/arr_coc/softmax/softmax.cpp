@@ -4,10 +4,10 @@
 
 #include <vector>
 
+#include "arr_coc/common/cpu.h"
 #include "arr_coc/common/exponential.h"
 #include "arr_coc/common/lanes.h"
 #include "arr_coc/common/map.h"
-#include "arr_coc/common/prefetch.h"
 
 namespace arr_coc {
 namespace {

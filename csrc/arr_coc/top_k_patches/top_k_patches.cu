@@ -1,7 +1,6 @@
 #include <torch/csrc/stable/library.h>
 
 #include <cassert>
-#include <tuple>
 #include <utility>
 
 #include "arr_coc/top_k_patches/select_and_place.cuh"

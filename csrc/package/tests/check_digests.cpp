@@ -7,9 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "package/crc32.cpp"
+#include "package/digests.cpp"
 #include "package/libcrypto.cpp"
-#include "package/sha256.cpp"
 
 using namespace exportkit;
 

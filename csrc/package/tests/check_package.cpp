@@ -7,11 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "package/cpu_levels.h"
+#include "package/digests.h"
 #include "package/mapping.h"
 #include "package/reader.h"
 #include "package/safetensors.h"
-#include "package/sha256.h"
 #include "package/targets.h"
 #include "package/tests/commands.h"
 #include "package/trust.h"

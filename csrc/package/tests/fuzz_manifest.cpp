@@ -1,6 +1,5 @@
 // libFuzzer: decodes a manifest without checking digests. Any input is accepted or refused with an Error.
 #include <cstdint>
-#include <string_view>
 
 #include "package/consistency.h"
 #include "package/errors.h"

@@ -11,10 +11,9 @@
 
 #include "package/case_tensors.h"
 #include "package/container.h"
-#include "package/crc32.h"
+#include "package/digests.h"
 #include "package/errors.h"
 #include "package/reader.h"
-#include "package/sha256.h"
 
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 

@@ -2,7 +2,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <stdexcept>
-#include <string_view>
 
 #include "package/safetensors.h"
 

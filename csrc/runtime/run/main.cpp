@@ -13,7 +13,6 @@
 #include "package/json_text.h"
 #include "runtime/run/bench.h"
 #include "runtime/run/options.h"
-#include "runtime/run/printable.h"
 #include "runtime/run/shown.h"
 
 namespace exportkit::run {

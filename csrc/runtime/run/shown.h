@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "exportkit/runtime.h"
@@ -23,5 +24,9 @@ std::string shown(const std::vector<TensorInfo>& tensors);
 
 std::string to_json(const OutputReport& output);
 std::string to_json(const CallReport& call);
+
+// Text on one line without terminal control codes: unprintable characters become escapes such as \x1b. Needed because a
+// package's text is untrusted.
+std::string printable(std::string_view text);
 
 }  // namespace exportkit::run

@@ -1,4 +1,4 @@
-// SHA-256, FIPS 180-4.
+// The digests of records: SHA-256, FIPS 180-4, and the CRC-32 of zip archives.
 #pragma once
 
 #include <array>
@@ -25,5 +25,8 @@ class Sha256 {
 };
 
 std::string sha256_hex(std::string_view data);
+
+// The CRC-32 of zip archives. To go on from earlier data, pass its CRC-32 as `before`; pass 0 to begin.
+uint32_t crc32(uint32_t before, const void* data, size_t size);
 
 }  // namespace exportkit
