@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exportkit.serve.batching.batcher import MOST_PASSED_OVER, Batcher, Schedule
-from exportkit.serve.batching.pending import Batch, BatchLimits, Schedule
+from exportkit.serve.batching.pending import Batch, BatchLimits
 from tests.serve.batching.simulated_runners import Arrival, Numbered, Outcome, simulate
 
 TICK = 1 / 64  # seconds; sums of ticks are exact
