@@ -75,7 +75,6 @@ def test_methods_share_nested_state_and_take_only_what_they_use(tmp_path: Path) 
     assert replayed(tmp_path / "x.pt2") == 4 * (1 + 5)
 
 
-@pytest.mark.xfail(strict=True, reason="the guards of `embed` name state that it does not take", raises=AssertionError)
 def test_a_method_without_state_beside_others_is_verified_as_a_program(tmp_path: Path) -> None:
     export(models.decoder(), tmp_path)
     with replayed_here():

@@ -102,7 +102,7 @@ class Rounded(UncompiledMode):
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__.rstrip("_")
         if func.namespace in ("aten", "prims") and not (func.is_view or name in _EXACT | _SINGLE | _PLAIN):
-            self.blends |= any(_has_great(leaf) for leaf in tree_leaves((args, kwargs)))
+            self.blends = self.blends or any(_has_great(leaf) for leaf in tree_leaves((args, kwargs)))
         if name in _SUMS and not func._schema.is_mutable:
             args = mapped(torch.Tensor, self._summand, args)
         result = func(*args, **kwargs)
@@ -144,13 +144,14 @@ class Rounded(UncompiledMode):
 
     def _changed(self, tensor: torch.Tensor, units: float, *, by_value: bool = False) -> torch.Tensor:
         real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-        wide = real.double()
+        most = units * _eps(tensor)
         if by_value:
-            mixed = (wide.view(torch.int64) + self._seed) * _GOLDEN
-            drawn = ((mixed ^ (mixed >> 29)) & _MANTISSA).double() / (_MANTISSA + 1)
+            mixed = (real.double().view(torch.int64) + self._seed) * _GOLDEN
+            drawn = ((mixed ^ (mixed >> 29)) & _MANTISSA).double().mul_(2 * most / (_MANTISSA + 1)).add_(1 - most)
         else:
-            drawn = torch.rand(real.shape, dtype=torch.float64, device=real.device, generator=self._generator)
-        changed = (wide * (1 + (2 * drawn - 1) * units * _eps(tensor))).to(real.dtype)
+            drawn = torch.empty_like(real, dtype=torch.float64)
+            drawn.uniform_(1 - most, 1 + most, generator=self._generator)
+        changed = drawn.mul_(real).to(real.dtype)
         # What is finite stays so: an overflow is a matter of the values, which the reference sees.
         changed = torch.where(changed.isinf(), real, changed)
         return torch.view_as_complex(changed) if tensor.is_complex() else changed

@@ -202,6 +202,8 @@ def without_unused(program: ExportedProgram, count: int) -> tuple[ExportedProgra
         program.constants,
         verifiers=program.verifiers,
     )
+    # They name the state by its positions among all. A session has the sizes that the manifest says.
+    smaller._guards_code = [line for line in smaller._guards_code if STATE not in line]
     return smaller, used
 
 
