@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 import torch
+from torch.export.graph_signature import ConstantArgument
+from torch.utils._pytree import tree_map_only
 
 from exportkit.errors import ExportError
 from exportkit.export.compile.aot_inductor import compile_methods
@@ -148,14 +150,9 @@ def _saved(program: torch.export.ExportedProgram) -> bytes:
     """Returns a program as torch.export.save writes it.
 
     Raises:
-        ExportError: torch cannot write it, or cannot read what it writes.
+        ExportError: torch cannot write it.
     """
-    for at, output in enumerate(program.graph_signature.output_specs):
-        if isinstance(value := getattr(output.arg, "value", None), str):
-            raise ExportError(
-                f"torch {torch.__version__} cannot read a program whose output {at} is a text, {value!r}",
-                hint="--format aoti compiles the program and does not write it. Or return tensors only.",
-            )
+    _without_texts(program)
     buffer = io.BytesIO()
     with quiet_torch():
         try:
@@ -169,6 +166,19 @@ def _saved(program: torch.export.ExportedProgram) -> bytes:
                 + (_WHOLE if re.match("ceil|floor|round|trunc", node[1]) else "A newer torch may be able to."),
             ) from error
     return buffer.getvalue()
+
+
+def _without_texts(program: torch.export.ExportedProgram) -> None:
+    """Makes None of each text among a program's outputs: torch writes it and cannot read it. The manifest has it."""
+    for outputs in (
+        [spec.arg for spec in program.graph_signature.output_specs],
+        *(each.signature.outputs for each in program.module_call_graph if each.signature),
+    ):
+        for output in outputs:
+            if isinstance(output, ConstantArgument) and isinstance(output.value, str):
+                output.value = None
+    node = program.graph.output_node()
+    node.args = (tree_map_only(str, lambda _: None, node.args[0]),)
 
 
 def traced_model(

@@ -16,11 +16,13 @@ from exportkit.errors import ExportError, HostError, ModelNotFoundError, UsageEr
 from exportkit.export.artifact import export_aoti, export_program
 from exportkit.export.compile.aot_inductor import called_operators, torch_that_calls
 from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.program_file import load_program
 from exportkit.export.models.resolve import resolve
+from exportkit.export.models.resolved import EagerModel
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.manifest import Dimension, Manifest, Size
-from exportkit.package.structure import flatten
+from exportkit.package.structure import flatten, unflatten
 from tests.artifacts import artifact
 from tests.export.function_models import spec_of
 from tests.fixtures import stock_loader
@@ -366,3 +368,14 @@ def test_it_loads_in_cpp(package: Path, device: torch.device):
 def test_a_program_of_them_travels_and_is_compiled_elsewhere():
     resolved = resolve(str(artifact("triton-program")))
     assert resolved.spec.model is not None
+
+
+def test_a_text_among_the_outputs_is_in_the_manifest_and_the_program_can_be_read(tmp_path: Path) -> None:
+    class Named(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, object]:
+            return {"y": x * 2, "kind": "abc", "count": 3}
+
+    manifest = export_program(EagerModel(ExportSpec(Named(), (torch.ones(2),))), tmp_path / "x.pt2", TraceOptions())
+    assert unflatten(manifest.call.result, [None]) == {"y": None, "kind": "abc", "count": 3}
+    answer = load_program(tmp_path / "x.pt2").programs["forward"].module()(torch.ones(2))
+    torch.testing.assert_close(answer["y"], torch.full((2,), 2.0))

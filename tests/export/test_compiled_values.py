@@ -174,3 +174,26 @@ def test_blocks_are_checked_unless_both_of_their_tensors_never_change(counts, bl
     checked = [each.target is torch.ops.aten.index.Tensor for each in node.args[4][2:4]]
     never_change = counts is None and blocks is None and constants == {"counts", "blocks"}
     assert checked == [not never_change] * 2
+
+
+class BranchesOverTurned(torch.nn.Module):
+    """Branches over what Inductor writes with other strides than eager."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(8, 8, 3, padding=1), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = self.norm(self.conv(x.transpose(1, 2)).transpose(1, 2))
+        return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y + 1, (turned,))
+
+
+@pytest.mark.process
+def test_branches_read_their_operands_as_they_lie(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = BranchesOverTurned().eval(), torch.randn(2, 5, 8)
+    sizes = ({0: torch.export.Dim("batch", max=8), 1: torch.export.Dim("n", min=2, max=32)},)
+    program = torch.export.export(model, (x,), dynamic_shapes=sizes)
+    compiled: Any = torch._inductor.aoti_load_package(str(compile_code(program, tmp_path)))
+    for rows in (x, torch.randn(8, 31, 8) + 1, torch.randn(1, 2, 8) - 1):
+        torch.testing.assert_close(compiled(rows), model(rows))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import sympy
 import torch
-from torch._inductor import config, lowering
+from torch._inductor import config, ir, lowering
 from torch._inductor.codegen.common import DeferredLine
 from torch._inductor.codegen.cpp import CppKernel, CppVecKernel
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, cexpr_index
@@ -48,6 +48,7 @@ def changed_inductor() -> Iterator[None]:
         ("CppVecKernel.store", _sums_at_one_place),
         ("IndexPropagation.propagate_sympy", _positions_that_wrap),
         ("DynamicSliceSize.__init__", _slices_with_two_ends),
+        ("Conditional.create", _operands_as_traced),
         ("post_grad.remove_noop_ops", _values_before_writes),
         ("pad_mm.is_mm_compute_bound", _padding_by_hints),
         ("_filelock.FileLock", _no_wait_for_others),
@@ -193,6 +194,21 @@ def _slices_with_two_ends(make: Function, slice_: Any, symbol: Any, start: Any, 
     """
     open_ended = end is None or (isinstance(end, int | sympy.Integer) and end >= sys.maxsize)
     make(slice_, symbol, 0 if start is None else start, size if open_ended else end, step, size)
+
+
+def _operands_as_traced(
+    create: Function, cls: type, predicate: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any]
+) -> Any:
+    """Gives the branches of torch.cond operands with the strides that tracing saw.
+
+    Inductor lowers branches for those. A LayerNorm of a transposed tensor, for one, writes other strides itself.
+    """
+    traced = [each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in V.graph.current_node.args[-1]]
+    strided = [
+        ir.ExternKernel.require_exact_strides(given, value.stride()) if isinstance(value, torch.Tensor) else given
+        for given, value in zip(operands, traced, strict=True)
+    ]
+    return create(cls, predicate, true_fn, false_fn, strided)
 
 
 def operators_as_called() -> AbstractContextManager[None]:

@@ -248,6 +248,11 @@ _TABLE = (
         {"torch._inductor.ir:DynamicSliceSize.__init__": "(self, unbacked_size_symbol, start, end, step, size)"},
     ),
     *_patches(
+        "Branches of torch.cond read operands with the strides that they were lowered for.",
+        "docs/upstream/strides-of-branches.md",
+        {"torch._inductor.ir:Conditional.create": "(cls, predicate, true_fn, false_fn, operands)"},
+    ),
+    *_patches(
         "An error of the C++ compiler names the operator.",
         "docs/upstream/errors-without-the-operator.md",
         {
