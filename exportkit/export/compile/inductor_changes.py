@@ -203,7 +203,8 @@ def _operands_as_traced(
 
     Inductor lowers branches for those. A LayerNorm of a transposed tensor, for one, writes other strides itself.
     """
-    traced = [each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in V.graph.current_node.args[-1]]
+    nodes: Any = V.graph.current_node.args[-1]
+    traced = [each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in nodes]
     strided = [
         ir.ExternKernel.require_exact_strides(given, value.stride()) if isinstance(value, torch.Tensor) else given
         for given, value in zip(operands, traced, strict=True)
