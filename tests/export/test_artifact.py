@@ -99,8 +99,9 @@ def test_constants_among_the_outputs_are_the_manifests_not_the_codes(patches: Pa
 
 def test_cases_are_the_example_and_the_ends_of_every_range(patches: Path) -> None:
     with PackageReader(patches) as reader:
-        sizes = [tuple(case.calls[0].sizes.values()) for case in reader.manifest.cases]
-    assert sizes[:3] == [(2, 5, 7), (1, 2, 2), (16, 2, 2)]
+        sizes = [case.calls[0].sizes for case in reader.manifest.cases]
+    names = ("batch", "rows", "columns")
+    assert sizes[:3] == [dict(zip(names, each)) for each in ((2, 5, 7), (1, 2, 2), (16, 2, 2))]
 
 
 def test_somebody_elses_operators_and_a_named_tuple_travel_too() -> None:
