@@ -89,7 +89,10 @@ def of_rows(net: nn.Module, x: Tensor) -> Tensor:
 def norm_of_rows(net: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     """Without weights, with those of all rows, and with those of each."""
     norm = partial(nn.functional.layer_norm, normalized_shape=(3,))
-    weighed = lambda row, weight: net(norm(row, weight=weight, bias=-weight)).sum()  # noqa: E731
+
+    def weighed(row: Tensor, weight: Tensor) -> Tensor:
+        return net(norm(row, weight=weight, bias=-weight)).sum()
+
     of_rows, of_weights = func.vmap(func.grad(weighed, (0, 1)))(x, x.sin())
     of_all = func.vmap(func.grad(weighed), (0, None))(x, torch.arange(3.0))
     return func.vmap(norm)(x), func.vmap(func.grad(lambda row: net(norm(row)).sum()))(x), of_rows, of_weights, of_all
@@ -190,7 +193,7 @@ def test_a_manifest_says_what_is_a_gradient_and_has_no_such_key_elsewhere(tmp_pa
         rows_of(energy_and_forces, tolerances={"1": Tolerance(gradient_of=("0", "x"), scale=-1)}), tmp_path
     )
     (_, forces), text = manifest.call.outputs, encode_manifest(manifest).decode()
-    assert forces.tolerance.gradient_of.scale == -1  # type: ignore[union-attr]
+    assert forces.tolerance.gradient_of.scale == -1  # type: ignore[union-attr]  # an output without one fails here
     assert text.count("gradient_of") == 1
 
 
@@ -211,7 +214,7 @@ def test_a_scale_of_zero_and_a_pair_of_something_else_are_refused() -> None:
     with pytest.raises(UsageError, match="finite and not 0"):
         Tolerance(gradient_of=("energy", "positions"), scale=0)
     with pytest.raises(UsageError, match="Name an output and an input"):
-        Tolerance(gradient_of="energy")  # type: ignore[arg-type]
+        Tolerance(gradient_of="energy")  # type: ignore[arg-type]  # which is refused
 
 
 # --- through operators -----------------------------------------------------------------------------------------------

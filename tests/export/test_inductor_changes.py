@@ -40,7 +40,9 @@ from tests.export.function_models import CPU, spec_of, traced
 
 
 def heads() -> Traced:
-    function = lambda x: x.permute(0, 2, 1, 3).contiguous() + 1  # noqa: E731
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.permute(0, 2, 1, 3).contiguous() + 1
+
     return traced(spec_of(function, torch.rand(2, 3, 50, 32), shapes={"x": {0: "batch[1:64]", 2: "rows[2:1000]"}}))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -100,7 +101,8 @@ def test_the_original_is_back_after_an_error() -> None:
 
 
 def test_other_threads_call_what_torch_has_and_make_changes_of_their_own() -> None:
-    add = lambda amount: lambda number, self: number(self) + amount  # noqa: E731
+    def add(amount: int) -> Callable[[Callable[[Owner], int], Owner], int]:
+        return lambda number, self: number(self) + amount
 
     def there() -> tuple[int, int]:
         plain = Owner().number()

@@ -54,7 +54,7 @@ C10_HOST_DEVICE inline double lod_power(double score, double gamma) {
 }
 
 #ifdef __CUDACC__
-// The tokens of one patch where samples have no total; select_patches has them, too.
+// The tokens of one patch of a sample without a total. select_patches calls it, too.
 __device__ __forceinline__ int64_t lod_budget(double score, int64_t min_tokens, int64_t spread, double gamma) {
   // The intrinsics are never fused. A fused operation would round once, but the reference rounds twice.
   const double scaled = __dmul_rn(double(spread), lod_power(lod_score(score), gamma));
