@@ -182,9 +182,9 @@ void Code::compute_constants() const {
   wait_for_device(device_);  // calls on any stream read them
 }
 
-std::vector<at::Tensor> Code::run(const std::vector<at::Tensor>& inputs,
-                                  const std::optional<at::Tensor>& refused) const {
-  if (!refused_->expected()) return answered(inputs);
+std::vector<at::Tensor> Code::run(const std::vector<at::Tensor>& inputs, const std::optional<at::Tensor>& refused,
+                                  std::vector<at::Tensor>* last) const {
+  if (!refused_->expected()) return answered(inputs, last);
   std::vector<at::Tensor> arguments;
   arguments.reserve(inputs.size() + 1);
   arguments = inputs;
@@ -192,7 +192,7 @@ std::vector<at::Tensor> Code::run(const std::vector<at::Tensor>& inputs,
     const at::Tensor& memory = arguments.emplace_back(refused ? *refused : refused_->of_stream());
     refused_->look(memory);
     try {
-      return answered(arguments);
+      return answered(arguments, last);
     } catch (const std::exception&) {
       wait_for_device(
           device_);  // what ran before it failed may refuse a value, which says more, and not in the next call
@@ -204,7 +204,7 @@ std::vector<at::Tensor> Code::run(const std::vector<at::Tensor>& inputs,
   const auto end = c10::make_scope_exit([&] { refused_->give_back(memory); });
   std::vector<at::Tensor> outputs;
   try {
-    outputs = answered(arguments);
+    outputs = answered(arguments, last);
   } catch (const std::exception&) {
     refused_->look(memory);  // it says more
     throw;
@@ -222,11 +222,11 @@ void Code::look(const std::optional<at::Tensor>& refused) const {
   if (!device_.is_cpu() && refused_->expected()) refused_->look(refused ? *refused : refused_->of_stream());
 }
 
-std::vector<at::Tensor> Code::answered(const std::vector<at::Tensor>& arguments) const {
+std::vector<at::Tensor> Code::answered(const std::vector<at::Tensor>& arguments, std::vector<at::Tensor>* last) const {
   if (!graphs_) return call(arguments);
   const c10::DeviceGuard guard(device_);
   ensure_cuda_context(device_.index());
-  return graphs_->run(arguments);
+  return graphs_->run(arguments, last);
 }
 
 Graphs& Code::graphs() const {

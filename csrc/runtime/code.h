@@ -57,9 +57,10 @@ class Code {
 
   // Runs flat inputs that the package allows on the current stream of the model's device, and returns flat outputs.
   // Throws c10::Error if the code refuses a value: on a GPU, that may be one of an earlier call on this stream, or one
-  // of an earlier call with the same `refused`, the session's memory for it.
+  // of an earlier call with the same `refused`, the session's memory for it. `last` is that of Graphs::run.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
-                              const std::optional<at::Tensor>& refused = std::nullopt) const;
+                              const std::optional<at::Tensor>& refused = std::nullopt,
+                              std::vector<at::Tensor>* last = nullptr) const;
   // Memory for the refused values of a session's calls; none if the code refuses none, or on a CPU.
   std::optional<at::Tensor> session_memory() const;
   // Throws c10::Error if a call that has ended refused a value: a session's, or one on the current stream.
@@ -85,7 +86,7 @@ class Code {
   void compute_constants() const;
   template <class Run>
   auto prepared(const Run& run) const;
-  std::vector<at::Tensor> answered(const std::vector<at::Tensor>& arguments) const;
+  std::vector<at::Tensor> answered(const std::vector<at::Tensor>& arguments, std::vector<at::Tensor>* last) const;
   std::vector<at::Tensor> call(const std::vector<at::Tensor>& inputs) const;
   std::vector<at::Tensor> first_call(const std::vector<at::Tensor>& inputs) const;
   Graphs& graphs() const;

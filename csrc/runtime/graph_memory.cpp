@@ -7,6 +7,8 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
+
 namespace exportkit {
 namespace {
 
@@ -20,6 +22,12 @@ Tensors like(const Tensors& tensors, c10::Device device) {
     made.push_back(at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device)));
   }
   return made;
+}
+
+bool laid_out_as(const Tensors& tensors, const Tensors& others) {
+  return std::ranges::equal(tensors, others, [](const at::Tensor& one, const at::Tensor& other) {
+    return one.scalar_type() == other.scalar_type() && one.sizes() == other.sizes() && one.strides() == other.strides();
+  });
 }
 
 Tensors apart_like(const Tensors& tensors) {

@@ -16,6 +16,9 @@ Tensors like(const Tensors& tensors, c10::Device device);
 // The same, contiguous, with unused memory behind each: the end of one is not the beginning of another.
 Tensors apart_like(const Tensors& tensors);
 
+// Whether tensors have the sizes, strides and dtypes of others.
+bool laid_out_as(const Tensors& tensors, const Tensors& others);
+
 // Memory that contains all elements of a tensor, and nothing of other tensors if it is dense.
 Span span_of(const at::Tensor& tensor);
 std::vector<Span> spans_of(const Tensors& tensors);

@@ -87,7 +87,7 @@ Graphs::~Graphs() {
   }
 }
 
-Tensors Graphs::run(const Tensors& arguments) {
+Tensors Graphs::run(const Tensors& arguments, Tensors* last) {
   const c10::AutoGradMode no_grad(false);
   const c10::Stream stream = current_stream(options_.device);
   const std::lock_guard lock(mutex_);
@@ -99,7 +99,9 @@ Tensors Graphs::run(const Tensors& arguments) {
     make_graph(*known, arguments);
   }
   if (!known->graph) return call_(arguments);
-  Tensors outputs = like(known->graph->outputs, options_.device);
+  const bool fit = last != nullptr && laid_out_as(*last, known->graph->outputs);
+  Tensors outputs = fit ? *last : like(known->graph->outputs, options_.device);
+  if (last != nullptr) *last = outputs;
   launch(*known->graph, arguments, outputs, stream);
   return outputs;
 }

@@ -49,8 +49,10 @@ class Graphs {
   Graphs& operator=(const Graphs&) = delete;
 
   // Runs contiguous arguments on the current stream: inputs, then state. Throws what `call` throws, and c10::Error if
-  // an argument that is written shares memory with another.
-  Tensors run(const Tensors& arguments);
+  // an argument that is written shares memory with another. `last`: the outputs of a call that nobody uses any more,
+  // which a graph writes to again if they fit; the outputs of this call afterwards. A graph is launched sooner then:
+  // the driver takes some microseconds for each address that changes.
+  Tensors run(const Tensors& arguments, Tensors* last = nullptr);
 
   // Makes a graph for the sizes of `arguments`, whose values do not matter, and keeps it. Returns the first `own` of
   // the graph's own arguments: who calls with these inputs saves the copy. c10::Error if there can be no graph.

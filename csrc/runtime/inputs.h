@@ -25,10 +25,11 @@ Memory memory_of(const at::Tensor& tensor, bool written, std::string name);
 
 // What a session adds to the calls of a method.
 struct StateInUse {
-  std::map<std::string, int64_t> sizes;  // of the state's dimensions
-  std::vector<at::Tensor> tensors;       // in the method's order
-  std::vector<Memory> memory;            // of these tensors
-  std::optional<at::Tensor> refused;     // what the method's calls on a GPU refused: Code::session_memory
+  std::map<std::string, int64_t> sizes;     // of the state's dimensions
+  std::vector<at::Tensor> tensors;          // in the method's order
+  std::vector<Memory> memory;               // of these tensors
+  std::optional<at::Tensor> refused;        // what the method's calls on a GPU refused: Code::session_memory
+  std::vector<at::Tensor>* last = nullptr;  // outputs that a graph may write to again: Graphs::run
 };
 
 // What is known of an input before its elements are.

@@ -22,6 +22,7 @@ Tensors begin_call(const Model::Impl& model, size_t method, const Tensors& input
                    Workspace& workspace) {
   if (!workspace.refused) workspace.refused = model.code.get(method)->session_memory();
   state.refused = workspace.refused;
+  state.last = &workspace.outputs;
   return model.run(method, inputs, &state);
 }
 
@@ -100,7 +101,7 @@ std::vector<at::Tensor> run_joined(const Model::Impl& model, size_t method, cons
   const int64_t rows = inputs.front().size(0);
   SessionStates states;
   for (const Session::Impl* session : sessions) states.push_back(session->methods[method].tensors);
-  StateInUse all{{{info.dimensions[info.row_dimension.value()].name, rows}}, gather_state(states, workspace), {}, {}};
+  StateInUse all{{{info.dimensions[info.row_dimension.value()].name, rows}}, gather_state(states, workspace)};
   Tensors outputs = begin_call(model, method, inputs, all, workspace);
   wait_for_call(model, method, workspace);
   for (Session::Impl* session : sessions) session->need_whole();  // an earlier call has ended only now

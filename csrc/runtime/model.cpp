@@ -192,10 +192,10 @@ std::vector<at::Tensor> Model::Impl::run(size_t method, const std::vector<at::Te
                                          const StateInUse* in_use) const {
   try {
     if (in_use == nullptr) return code.get(method)->run(prepared);
-    if (in_use->tensors.empty()) return code.get(method)->run(prepared, in_use->refused);
+    if (in_use->tensors.empty()) return code.get(method)->run(prepared, in_use->refused, in_use->last);
     std::vector<at::Tensor> arguments = prepared;
     arguments.insert(arguments.end(), in_use->tensors.begin(), in_use->tensors.end());
-    return code.get(method)->run(arguments, in_use->refused);
+    return code.get(method)->run(arguments, in_use->refused, in_use->last);
   } catch (const std::exception& error) {
     if (is_refusal(error.what())) throw refusal(methods, method, first_line(error.what()));
     std::string given;

@@ -106,7 +106,7 @@ Answers run_requests(const Code& code, const Tensors& tensors, int64_t requests,
     Tensors all;
     if (!sessions.empty()) all = gather_state(sessions, *workspace);
     arguments.insert(arguments.end(), all.begin(), all.end());
-    found = code.run(arguments, workspace->refused);
+    found = code.run(arguments, workspace->refused, &workspace->outputs);
     wait_for_stream(device);
     code.look(workspace->refused);
     scatter_state(all, sessions, written);

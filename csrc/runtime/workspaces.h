@@ -15,6 +15,7 @@ struct Workspace {
   std::vector<at::Tensor> inputs;  // for each input, bytes on the CPU in which pieces are put together
   std::vector<at::Tensor> state;   // the state of several sessions, with room for `rows` rows
   int64_t rows = 0;
+  std::vector<at::Tensor> outputs;    // of the last call, which its caller has seen: Graphs::run
   std::optional<at::Tensor> refused;  // what a call with that state refused: Code::session_memory
   std::unique_ptr<Workspace> next;    // of those that are free
 };

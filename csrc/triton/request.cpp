@@ -172,8 +172,8 @@ void Request::finish(const Failure& failure) noexcept {
   finish();
 }
 
-// Triton has the request back before the client has the answer. A client that is quick would else send the next step of
-// a sequence meanwhile, and Triton 24.10 crashes now and then where it has two of them.
+// A client that is quick sends the next step of a sequence as soon as it has the answer, and Triton 24.10 crashes now
+// and then where it has two of them: it has that request back first. Others wait for their answer only.
 void Request::finish() noexcept {
   if (compute_end_ == 0) compute_end_ = now();
   if (call_.error != nullptr) {
@@ -183,11 +183,17 @@ void Request::finish() noexcept {
   if (session_ != 0) copy_.sequences->give_back(session_, (flags_ & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END) != 0);
   if (response_ == nullptr) ignore(TRITONBACKEND_ResponseNew(&response_, triton_));
   report();
+  if (copy_.method().stateful) release();
+  if (response_ != nullptr) {
+    TRITONSERVER_Error* const error = failure_ ? TRITONSERVER_ErrorNew(failure_->code, failure_->what()) : nullptr;
+    ignore(TRITONBACKEND_ResponseSend(response_, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
+    TRITONSERVER_ErrorDelete(error);
+  }
+  if (!copy_.method().stateful) release();
+}
+
+void Request::release() const noexcept {
   ignore(TRITONBACKEND_RequestRelease(triton_, TRITONSERVER_REQUEST_RELEASE_ALL));
-  if (response_ == nullptr) return;
-  TRITONSERVER_Error* const error = failure_ ? TRITONSERVER_ErrorNew(failure_->code, failure_->what()) : nullptr;
-  ignore(TRITONBACKEND_ResponseSend(response_, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
-  TRITONSERVER_ErrorDelete(error);
 }
 
 void Request::report() const noexcept {

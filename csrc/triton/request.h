@@ -50,6 +50,7 @@ class Request {
   exportkit_session kept_session();
   void place_output(size_t output, int32_t ndim, const int64_t* shape, uint64_t bytes, void** data, DLDevice* device);
   void report() const noexcept;
+  void release() const noexcept;
 
   TRITONBACKEND_ModelInstance* const instance_;
   TRITONBACKEND_Request* const triton_;

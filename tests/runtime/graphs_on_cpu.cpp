@@ -151,6 +151,12 @@ int64_t open(const std::string& fault, bool on_first_use, bool with_state) {
 std::vector<at::Tensor> run(int64_t handle, const std::vector<at::Tensor>& arguments) {
   return models.at(handle)->graphs.run(arguments);
 }
+std::vector<at::Tensor> run_again(int64_t handle, const std::vector<at::Tensor>& arguments,
+                                  std::vector<at::Tensor> last) {
+  std::vector<at::Tensor> outputs = models.at(handle)->graphs.run(arguments, &last);
+  check(last.size() == outputs.size() && last[0].is_same(outputs[0]), "the last outputs are not this call's");
+  return outputs;
+}
 std::vector<at::Tensor> capture(int64_t handle, const std::vector<at::Tensor>& arguments) {
   return models.at(handle)->graphs.capture(arguments, 2);
 }
@@ -174,6 +180,7 @@ void forget(int64_t handle) { models.erase(handle); }
 TORCH_LIBRARY(graphs_on_cpu, m) {
   m.def("open(str fault, bool on_first_use, bool with_state) -> int", open);
   m.def("run(int handle, Tensor[] arguments) -> Tensor[]", run);
+  m.def("run_again(int handle, Tensor[] arguments, Tensor[] last) -> Tensor[]", run_again);
   m.def("capture(int handle, Tensor[] arguments) -> Tensor[]", capture);
   m.def("capture_as(int handle, int other) -> ()", capture_as);
   m.def("report(int handle) -> str", report);

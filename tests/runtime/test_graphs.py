@@ -41,6 +41,20 @@ def test_answers_are_the_models_and_stay_valid(model: Any, fault: str) -> None:
     assert calls <= 4 * 2 * 2  # a first run and a recorded one, for each attempt
 
 
+def test_a_graph_writes_to_the_last_outputs_if_they_fit(model: Any) -> None:
+    graphs = model()
+    last: list[torch.Tensor] = []
+    for rows, fits in ((4, False), (4, True), (5, False), (5, True), (4, False)):
+        x, ids = inputs(rows, seed=rows)
+        y, n = outputs = graphs.again((x, ids), last)
+        assert torch.equal(y, x * 2 + 1)
+        assert torch.equal(n, ids + 1)
+        assert [each.data_ptr() for each in outputs] == [each.data_ptr() for each in last] or not fits
+        last = outputs
+    doubled = [each.double() for each in last]
+    assert graphs.again(inputs(4, seed=4), doubled)[0].dtype == torch.float32
+
+
 @pytest.mark.parametrize("fault", ["refuses", "wrong", "forgets"])
 def test_what_does_not_answer_as_the_model_is_no_graph(
     model: Any, fault: str, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
