@@ -17,7 +17,11 @@ from exportkit.export.sizes.guards import judged_conditions, placed_relation
 from exportkit.export.sizes.tried_sizes import Ranges, counterexamples, holds
 from exportkit.export.torch_patches.patched import DOOR, Function, all_patched
 
-_ASKING = ("/symbolic_shapes.py", "/sym_node.py", "/recording.py", "/torch/__init__.py", DOOR)
+_ASKING = ("/symbolic_shapes.py", "/sym_node.py", "/recording.py", "/torch/__init__.py", "/_inductor/sizevars.py", DOOR)
+
+# Functions of torch that look for a layout. Where they find that sizes or strides differ, they go the longer way, which
+# is right for equal ones, too.
+_LAYING_OUT = ("K.__lt__", "_reshape_view_helper", "_reshape_view_helper_core_alg", "Layout._stride_expr_ge_or_false")
 
 
 class AssumedSizeError(BaseException):
@@ -80,6 +84,9 @@ def _of_layout(condition: sympy.Basic) -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.endswith(_ASKING):
         frame = frame.f_back
+    asks = frame.f_code.co_qualname if frame is not None else ""
+    if asks.endswith(_LAYING_OUT) and isinstance(condition, (sympy.Ne, sympy.Lt, sympy.Gt)):
+        return True
     if frame is not None and frame.f_code.co_filename.endswith("/_subclasses/fake_impls.py"):
         return True
     if isinstance(condition, (sympy.Lt, sympy.Le)):
