@@ -123,18 +123,20 @@ class Pools(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patches = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, stride=16, padding=1), torch.nn.GroupNorm(2, 8))
+        convolutions = (torch.nn.Conv2d(3, 8, 3, stride=2, padding=1), torch.nn.Conv2d(8, 32, 3, stride=2, padding=1))
+        self.patches = torch.nn.Sequential(*convolutions, torch.nn.GroupNorm(8, 32))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, x: Tensor, image: Tensor) -> tuple[Tensor, ...]:
         pools = functional.adaptive_avg_pool2d(x, (5, 9)), functional.adaptive_max_pool2d(x, (5, 9))
-        return *pools, functional.glu(x, -1), self.patches(x).flatten(2).transpose(1, 2)
+        return *pools, functional.glu(x, -1), self.patches(image).flatten(2).transpose(1, 2)
 
 
 @pytest.mark.process
 def test_an_operator_whose_size_inductor_fixes_is_left_to_eager(tmp_path: Path) -> None:
     said, out = list[str](), tmp_path / "pools.pt2"
     pools = Pools()
-    spec = spec_of(pools, torch.rand(2, 3, 22, 32), shapes={"x": {0: "batch[1:64]", 2: "h[8:80]", 3: "2*w[4:40]"}})
+    sizes = {"x": {0: "batch[1:64]", 2: "h[8:80]", 3: "2*w[4:40]"}, "image": {2: "2*rows[2:4]", 3: "2*columns[2:4]"}}
+    spec = spec_of(pools, torch.rand(2, 3, 22, 32), torch.rand(2, 3, 4, 6), shapes=sizes)
     export_aoti(spec, out, TraceOptions(cases=1, edge_cases=False), progress=said.append)
     kernels = ("_adaptive_avg_pool2d", "adaptive_max_pool2d", "glu")
     for name in kernels:
@@ -144,9 +146,9 @@ def test_an_operator_whose_size_inductor_fixes_is_left_to_eager(tmp_path: Path) 
     places = [name.removeprefix("_") for name in kernels]
     assert sorted(left) == [f"aten.{name}.default@{name}" for name in places]
     with load(out, device="cpu") as model:
-        for shape in ((1, 3, 8, 8), (2, 3, 8, 80), (2, 3, 80, 8), (5, 3, 33, 80)):
-            x = torch.rand(shape)
-            torch.testing.assert_close(model(x), pools(x))
+        for rows, columns in ((2, 2), (2, 4), (4, 2), (4, 4)):
+            x, image = torch.rand(5, 3, 11 * rows, 20 * columns), torch.rand(2, 3, 2 * rows, 2 * columns)
+            torch.testing.assert_close(model(x, image), pools(x, image))
 
 
 def test_a_size_that_no_kernel_of_eager_helps_is_refused_with_its_line() -> None:
