@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 from pathlib import Path
 
 from exportkit.export.torch_patches.patch_table import ANY, PATCHES, Patch
+from exportkit.export.torch_patches.patched import is_needed
 
 
 def signature_in(folder: Path, owner: str, name: str) -> str | None:
@@ -57,7 +59,10 @@ def _bare(arguments: ast.arguments) -> str:
 
 def differences(folder: Path) -> list[str]:
     """Returns a line for each entry of the table that does not fit. What is not Python's there is passed over."""
-    return [line for patch in PATCHES.values() if (line := _difference(folder, patch))]
+    version = re.search(r"__version__ = '(.+)'", (folder / "torch" / "version.py").read_text())
+    assert version, f"{folder} has no torch/version.py"
+    needed = [patch for patch in PATCHES.values() if is_needed(patch, version[1])]
+    return [line for patch in needed if (line := _difference(folder, patch))]
 
 
 def _difference(folder: Path, patch: Patch) -> str | None:

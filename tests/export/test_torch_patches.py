@@ -131,8 +131,10 @@ def test_a_torch_that_differs_is_refused(patch: Patch, says: str, monkeypatch: p
         raise AssertionError("the block ran")
 
 
-def test_a_change_that_this_torch_does_not_need_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    minor = ".".join(torch.__version__.split(".")[:2])
-    monkeypatch.setattr(door, "PATCHES", {"Owner.number": replace(OURS[0], until=minor)})
+@pytest.mark.parametrize("when", ["until", "since"])
+def test_a_change_that_this_torch_does_not_need_is_not_made(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    major, minor = map(int, torch.__version__.split(".")[:2])
+    version = f"{major}.{minor + (when == 'since')}"  # what the next one has first
+    monkeypatch.setattr(door, "PATCHES", {"Owner.number": replace(OURS[0], **{when: version})})
     with patched("Owner.number", lambda number, self: 2):
         assert Owner().number() == 1

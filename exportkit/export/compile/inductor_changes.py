@@ -49,6 +49,7 @@ def changed_inductor() -> Iterator[None]:
         ("IndexPropagation.propagate_sympy", _positions_that_wrap),
         ("DynamicSliceSize.__init__", _slices_with_two_ends),
         ("Conditional.create", _operands_as_traced),
+        ("Switch.create", _operands_as_traced_by_switch),
         ("post_grad.remove_noop_ops", _values_before_writes),
         ("pad_mm.is_mm_compute_bound", _padding_by_hints),
         ("_filelock.FileLock", _no_wait_for_others),
@@ -203,13 +204,23 @@ def _operands_as_traced(
 
     Inductor lowers branches for those. A LayerNorm of a transposed tensor, for one, writes other strides itself.
     """
+    return create(cls, predicate, true_fn, false_fn, _strided_as_traced(operands))
+
+
+def _operands_as_traced_by_switch(
+    create: Function, cls: type, selector: Any, branches: Any, operands: Sequence[Any], is_cond: bool = False
+) -> Any:
+    """Does the same where torch.cond is a torch.switch of two branches."""
+    return create(cls, selector, branches, _strided_as_traced(operands), is_cond)
+
+
+def _strided_as_traced(operands: Sequence[Any]) -> list[Any]:
     nodes: Any = V.graph.current_node.args[-1]
     traced = [each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in nodes]
-    strided = [
+    return [
         ir.ExternKernel.require_exact_strides(given, value.stride()) if isinstance(value, torch.Tensor) else given
         for given, value in zip(operands, traced, strict=True)
     ]
-    return create(cls, predicate, true_fn, false_fn, strided)
 
 
 def operators_as_called() -> AbstractContextManager[None]:

@@ -24,6 +24,7 @@ class Patch:
         signatures: Its parameters, as this table was written against: one for each way in which versions of torch have
             them. `...` is any default, and ANY any parameters: the replacement hands them on. Empty: a value.
         until: The first version of torch that does not need the replacement. Empty: all need it.
+        since: The first version of torch that has the attribute. Empty: all have it.
     """
 
     owner: str
@@ -32,6 +33,7 @@ class Patch:
     upstream: str
     signatures: tuple[str, ...] = ()
     until: str = ""
+    since: str = ""
 
     @property
     def key(self) -> str:
@@ -39,13 +41,15 @@ class Patch:
         return f"{self.owner.replace(':', '.').rpartition('.')[2]}.{self.name}"
 
 
-def _patches(why: str, upstream: str, attributes: Mapping[str, str], until: str = "") -> Iterator[Patch]:
+def _patches(
+    why: str, upstream: str, attributes: Mapping[str, str], until: str = "", since: str = ""
+) -> Iterator[Patch]:
     """Yields the patches of one reason, by the path of each, "module:name" or "module:Class.name"."""
     for path, signatures in attributes.items():
         module, _, place = path.partition(":")
         of, _, name = place.rpartition(".")
         known = tuple(signatures.split(" | ")) if signatures else ()
-        yield Patch(f"{module}:{of}" if of else module, name, why, upstream, known, until)
+        yield Patch(f"{module}:{of}" if of else module, name, why, upstream, known, until, since)
 
 
 _TABLE = (
@@ -251,6 +255,13 @@ _TABLE = (
         "Branches of torch.cond read operands with the strides that they were lowered for.",
         "docs/upstream/strides-of-branches.md",
         {"torch._inductor.ir:Conditional.create": "(cls, predicate, true_fn, false_fn, operands)"},
+        until="2.14",
+    ),
+    *_patches(
+        "The same for torch.cond and torch.switch, which are one class from torch 2.14 on.",
+        "docs/upstream/strides-of-branches.md",
+        {"torch._inductor.ir:Switch.create": "(cls, selector, branches, operands, is_cond=...)"},
+        since="2.14",
     ),
     *_patches(
         "An error of the C++ compiler names the operator.",

@@ -77,9 +77,10 @@ def instead(function: Function) -> Function:
     return lambda _, *args, **kwargs: function(*args, **kwargs)
 
 
-def is_needed(patch: Patch) -> bool:
-    """Tells whether this torch still needs a change."""
-    return not patch.until or _numbers(torch.__version__) < _numbers(patch.until)
+def is_needed(patch: Patch, version: str = torch.__version__) -> bool:
+    """Tells whether a torch has what a change is for, and still needs it."""
+    found = _numbers(version)
+    return (not patch.since or _numbers(patch.since) <= found) and (not patch.until or found < _numbers(patch.until))
 
 
 def misfit(patch: Patch) -> str | None:
