@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import tempfile
+from fnmatch import fnmatch
 
 # Hundreds of processes import the same modules. Python keeps what it compiled, and pytest what it rewrote.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -61,21 +62,37 @@ def pytest_configure(config: pytest.Config) -> None:
     # Otherwise Inductor compiles and runs ten programs to see whether this CPU has the instructions that it names.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     use_forkservers(WITH_TORCH)
+    if config.option.markexpr == "not slow":  # before the modules of tests are imported, which ask for it
+        os.environ["EXPORTKIT_FEW_EXAMPLES"] = "1"
     hypothesis.settings.register_profile("exportkit", deadline=None)  # a slow machine is not a failure
     hypothesis.settings.load_profile("exportkit")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks slow tests by folder and browser, and skips what needs CUDA where there is none and none was promised."""
+    """Marks slow tests, and skips what needs CUDA where there is none and none was promised."""
+    quick: dict[str, list[bool]] = {}
     for item in items:
-        if "launch" in getattr(item, "fixturenames", ()) or item.path.parent.name in ("aarch64", "examples"):
+        if slow := _is_slow(item):
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("slow_but"):
+            quick.setdefault(item.nodeid.partition("[")[0], []).append(not slow)
+    if wrong := [name for name, variants in quick.items() if len(variants) > 1 and not any(variants)]:
+        raise pytest.UsageError(f"slow_but names no variant of {', '.join(wrong)}")
     if REQUIRE_CUDA or torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA device (EXPORTKIT_REQUIRE_CUDA=1 makes this a failure)")
     for item in items:
         if item.get_closest_marker("cuda"):
             item.add_marker(skip)
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    """By folder, browser or variant."""
+    if "launch" in getattr(item, "fixturenames", ()) or item.path.parent.name in ("aarch64", "examples"):
+        return True
+    quick = item.get_closest_marker("slow_but")
+    variant = item.name.partition("[")[2].removesuffix("]")
+    return quick is not None and not any(fnmatch(variant, pattern) for pattern in quick.args)
 
 
 DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=pytest.mark.cuda)]

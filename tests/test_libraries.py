@@ -194,6 +194,7 @@ def test_a_mapped_file_whose_name_is_no_text_does_no_harm(tmp_path):
     assert found.path == Path(os.fsdecode(name))
 
 
+@pytest.mark.slow
 def test_torchs_libraries_are_known_where_torch_is_a_link(tmp_path: Path) -> None:
     """uv installs links to one copy, if it is asked to."""
     (tmp_path / "torch").symlink_to(Path(torch.__file__).resolve().parent)

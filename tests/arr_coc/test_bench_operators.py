@@ -48,6 +48,7 @@ def test_a_call_and_its_gradient_are_timed_beside_eager():
             assert measurement.peak_bytes >= 1024 * 2
 
 
+@pytest.mark.slow
 def test_a_gradient_can_be_the_first_thing_that_is_timed(tmp_path):
     """In a process in which nothing was compiled: torch imports parts of itself only then."""
     code = """
@@ -107,6 +108,7 @@ def test_a_library_that_is_not_installed_or_computes_something_else_is_said(chan
     assert row.best is None
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_compile_is_an_alternative_forward_and_backward():
     for row in bench(against=["compile"], names=["opponent_balance"]):
@@ -144,6 +146,7 @@ def test_an_operator_without_an_entry_is_timed_at_its_samples(monkeypatch):
     assert "features [0, 3, 4]" not in labels
 
 
+@pytest.mark.slow
 def test_libraries_compute_what_the_references_do():
     """At the table's sizes and in its dtypes, so that no alternative is left out for being wrong."""
     for name, subject in problem_sizes.subjects(CPU).items():

@@ -58,6 +58,7 @@ def test_json_is_the_results_file(capsys, tmp_path):
     assert (results.copy_gb_s, len(results.rows)) == (10.0, 1)
 
 
+@pytest.mark.slow
 def test_a_package_is_timed_and_what_loading_took_is_said(capsys):
     path = artifact("arr-coc")
     code, out, err = run(capsys, path, *QUICK[:-1], "batch=2,gh=4,gw=4")
@@ -75,6 +76,7 @@ def test_a_package_on_the_cpu_has_no_cuda_graphs(capsys):
     assert "cuda_graphs is for a model on CUDA" in err
 
 
+@pytest.mark.slow
 def test_a_bare_module_with_somebody_elses_operators_is_timed_too():
     """In a process of its own, since it loads their library."""
     path, library = artifact("softpool"), softpool_library.build()

@@ -25,6 +25,7 @@ def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, text=True, env=kept | variables, **pipes)
 
 
+@pytest.mark.slow_but("checking*")
 @pytest.mark.parametrize(
     ("when", "name", "step", "place"),
     [
@@ -48,6 +49,7 @@ def test_a_crash_names_the_signal_the_step_and_the_line(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_crash_of_edge_values_says_how_to_export_without_them(tmp_path: Path) -> None:
     command = [*_EXPORT.split(), json.dumps({"when": "edge_case"}), "-o", str(tmp_path / "model.pt2")]
     stdout, _ = start(*command).communicate()

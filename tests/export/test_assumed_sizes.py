@@ -131,6 +131,7 @@ class Pools(torch.nn.Module):
         return *pools, functional.glu(x, -1), self.patches(image).flatten(2).transpose(1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_an_operator_whose_size_inductor_fixes_is_left_to_eager(tmp_path: Path) -> None:
     said, out = list[str](), tmp_path / "pools.pt2"
@@ -200,7 +201,8 @@ def models() -> ModuleType:
     return importlib.import_module("tests.export.kept_models")
 
 
-@pytest.mark.parametrize(("name", "least"), [pytest.param("keep-of-two", 2, marks=pytest.mark.slow), ("keep-any", 0)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "least"), [("keep-of-two", 2), ("keep-any", 0)])
 def test_a_package_answers_for_none_one_two_and_all_rows(name, least, models, tmp_path):
     eager = ReferenceModel(op_libraries=[stable_library.build(SOURCE)])
     options = PackOptions(VerifyOptions(against="cases", device="cpu", eager=eager), verify=True)
@@ -224,6 +226,7 @@ def extremes(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return chosen.max(), -chosen.min(), chosen.softmax(0).sum(0)
 
 
+@pytest.mark.slow
 def test_what_has_no_result_for_no_rows_is_refused_as_eager_refuses_it(tmp_path):
     rows = torch.rand(5, 4)
     export_aoti(spec_of(extremes, rows, shapes={"rows": {0: "n[1:9]"}}), tmp_path / "extremes.pt2")
@@ -235,6 +238,7 @@ def test_what_has_no_result_for_no_rows_is_refused_as_eager_refuses_it(tmp_path)
             model(-rows)
 
 
+@pytest.mark.slow
 def test_cases_have_none_one_two_and_all_rows(models):
     found = [
         (case.calls[0].sizes["n"], len(load_tensors(case.tensors)["0.output.0"]))
@@ -245,6 +249,7 @@ def test_cases_have_none_one_two_and_all_rows(models):
     assert {(largest, kept) for kept in (0, 1, 2, largest)} <= {*found}
 
 
+@pytest.mark.slow
 def test_a_least_size_that_the_kernel_does_not_keep_to_is_refused_at_export(models):
     with pytest.raises(
         ExportError, match=r"refuses, at n=\d+, what eager answers: it was traced for u0 >= 2"
@@ -254,6 +259,7 @@ def test_a_least_size_that_the_kernel_does_not_keep_to_is_refused_at_export(mode
     assert "new_dynamic_size(min=0)" in str(caught.value.hint)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wide", [False, True], ids=["in float32", "in the float64 of the reference"])
 def test_values_that_end_the_process_are_left_out(wide, models):
     said: list[str] = []

@@ -123,6 +123,7 @@ def other_value(value: Any) -> Any:
     return {"more": 1} if isinstance(value, dict) else "another"
 
 
+@pytest.mark.slow
 def test_every_option_of_inductor_counts(plain: str) -> None:
     """One by one, set in the process or given to the compiler. Left out are folders, and how many compile at a time."""
     traced, names = program(), {}

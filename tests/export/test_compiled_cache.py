@@ -194,6 +194,7 @@ def test_the_command_shows_and_removes_entries(
     assert find(tmp_path / "found", made) is None
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_an_export_that_repeats_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     isa, said = default_cpu_isa(), list[str]()

@@ -71,6 +71,7 @@ def columns(x: Tensor) -> tuple[Tensor, ...]:
     return values[0] * 2, inverse, counts, values + 1, torch.unique(x, dim=0)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_columns_that_differ_are_read_where_the_kernel_writes_them(tmp_path: Path) -> None:
     x = torch.tensor([[3.0, 1, 3, 2, 1], [0, 5, 0, 5, 5]])
@@ -101,6 +102,7 @@ class BestPath(torch.nn.Module):
         return torch.stack(path[::-1], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.skipif(TorchVersion(torch.__version__) < "2.13", reason="code for a CPU rounds so since torch 2.13")
 def test_code_that_rounds_as_eager_finds_eagers_path(tmp_path: Path) -> None:
@@ -162,6 +164,7 @@ class Masked(nn.Module):
         return answer
 
 
+@pytest.mark.slow_but("constants0-None-None", "constants2-blocks1-counts1")
 @pytest.mark.parametrize("counts", [None, COUNTS])
 @pytest.mark.parametrize("blocks", [None, BLOCKS])
 @pytest.mark.parametrize("constants", [{"counts", "blocks"}, {"blocks"}, set()])

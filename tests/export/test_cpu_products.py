@@ -23,6 +23,7 @@ from exportkit.export.export_options import TraceOptions
 from exportkit.package.archive import PackageReader
 from exportkit.package.elf import read_elf
 from tests.artifacts import artifact
+from tests.drawn import examples
 from tests.export.function_models import FunctionModel, spec_of
 from tests.export.small_models import Small
 
@@ -64,6 +65,7 @@ def test_a_linear_layer_takes_transposed_weights_and_adds_its_bias_apart(bias: b
     assert product.args[1].meta["val"].is_contiguous()
 
 
+@pytest.mark.slow
 def test_a_recurrent_cell_takes_transposed_weights() -> None:
     cell, inputs = nn.LSTMCell(4, 6), (torch.randn(2, 4), torch.randn(2, 6), torch.randn(2, 6))
     step = FunctionModel(lambda x, h, c: step.cell(x, (h, c)))
@@ -96,6 +98,7 @@ def test_roots_of_inputs_single_numbers_and_large_weights_stay(monkeypatch: pyte
     assert packed(graph_of(model, torch.rand(3, 9))) == {"aten.sqrt.default"}
 
 
+@pytest.mark.slow
 def test_large_weights_stay_where_the_package_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)), torch.randn(3, 6)
     monkeypatch.setattr(packed_weights, "MOST_BYTES", 4 * (30 + 20) - 1)
@@ -106,6 +109,7 @@ def test_large_weights_stay_where_the_package_has_them(monkeypatch: pytest.Monke
     assert packed(graph_of(model, x))
 
 
+@pytest.mark.slow
 def test_tied_weights_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = nn.Linear(5, 5)
     monkeypatch.setattr(packed_weights, "MOST_BYTES", 4 * 25)
@@ -122,6 +126,7 @@ def test_other_products_are_left_alone() -> None:
     assert str(module.graph) == before
 
 
+@pytest.mark.slow
 def test_the_code_calls_no_convolution_and_takes_other_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(5, 2, 16)
     with PackageReader(artifact("small-convolutions")) as reader:
@@ -182,7 +187,7 @@ def calls(draw: st.DrawFn) -> Call:
     return x, weight, bias, options
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(calls())
 def test_a_small_convolution_is_what_aten_computes(call: Call) -> None:
     x, weight, bias, options = call
@@ -303,6 +308,7 @@ def attending(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> tuple[
     return attended(query), attended(torch.cat([query, -query], dim=2))
 
 
+@pytest.mark.slow
 def test_compiled_code_has_it_for_each_batch(tmp_path: Path) -> None:
     inputs = (*attention_inputs(), torch.rand(BATCH, LENGTH) > 0.5)
     shapes = {name: {0: "batch[1:8]"} for name in ("query", "key", "value", "seen")}

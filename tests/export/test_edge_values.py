@@ -210,6 +210,7 @@ def chaotic(x):
     return x
 
 
+@pytest.mark.slow
 def test_an_output_that_eager_itself_does_not_know_is_named_once():
     """A state-space model with random weights in bfloat16 is one: verify found its right code wrong and no more."""
     x = torch.rand(3, 6)
@@ -244,6 +245,7 @@ def test_edge_cases_do_not_widen_what_is_allowed():
     assert all(call.accuracy["0"].greatest <= most for case in cases for call in case.calls)
 
 
+@pytest.mark.slow
 def test_attention_with_a_function_can_be_rounded_otherwise():
     """torch compiles the call of its own accord, which it refuses to where operators are watched."""
     assert len(edge_cases_of(recorded(lambda x: flex_attention(x, x, x), torch.randn(3, 2, 16, 16)))) > 3

@@ -187,6 +187,7 @@ def test_every_line_that_needs_a_value_is_reported_with_its_variables_alone(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_an_operator_that_cannot_travel_is_a_finding() -> None:
     model = resolve(f"{GALLERY}/operators.py:WithoutFake", inputs=["x=float32[4,3]"], op_libraries=[operator_library()])
     (finding,) = draft_of(model, TraceOptions()).findings
@@ -221,6 +222,7 @@ def test_ties_and_multiples_are_applied_unasked(model: EagerModel, dynamic: Sequ
     assert suggested_changes(model, options, allow_narrowing=False) == ()  # the model traces with them
 
 
+@pytest.mark.slow_but("8*None", "12*")
 @pytest.mark.parametrize(
     ("given", "works"),
     [
@@ -313,6 +315,7 @@ PATCHES = ["export", f"{GALLERY}/sizes.py:Patches", "--input", "image=float32[2,
 PATCHES += ["--dynamic", "image:1=h[32:128]"]
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_draft_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PATCHES, "--draft", "--json"]) == 5
     document = json.loads(capsys.readouterr().out)

@@ -49,6 +49,7 @@ def packed(artifact: Path, eager: ReferenceModel, trust: Trust = Trust(), progre
     return build_package([artifact], artifact.with_name("out.pt2"), options, progress=progress)[0]
 
 
+@pytest.mark.slow_but("given1")
 @pytest.mark.parametrize("given", [["toy"], []])
 def test_the_library_is_the_one_that_the_named_module_or_the_models_loads(artifact: Path, given: list[str]) -> None:
     steps: list[str] = []
@@ -57,6 +58,7 @@ def test_the_library_is_the_one_that_the_named_module_or_the_models_loads(artifa
     assert given or f"taking {artifact.with_name('libtoy_cpu.so')}, which toy loads" in steps
 
 
+@pytest.mark.slow_but("given0")
 @pytest.mark.parametrize("given", [["toy"], []])
 def test_a_module_that_is_installed_and_declared_may_be_given_as_well(artifact: Path, given: list[str]) -> None:
     """An example's operators were exported with --op-library, and could not be packaged once it was installed."""

@@ -131,11 +131,13 @@ def rows_of(function: Callable[..., object], **fields: Any) -> ExportSpec:
     return spec_of(Model(function), torch.randn(6, 3), shapes={"x": {0: "n[2:64]"}}, **fields)
 
 
+@pytest.mark.slow_but("first_order", "in_place", "func.vjp")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_gradient_inside_of_a_model_is_traced_at_any_size(name: str, tmp_path: Path) -> None:
     exported(rows_of(MODELS[name]), tmp_path, cases=3)
 
 
+@pytest.mark.slow_but("dtype0")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_weights_may_be_frozen_and_of_any_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
     model = Model(first_order).to(dtype).requires_grad_(False)
@@ -160,6 +162,7 @@ def test_an_operator_without_a_gradient_is_named_with_its_line(tmp_path: Path) -
         exported(rows_of(rounds), tmp_path)
 
 
+@pytest.mark.slow_but("of_rows*", "function3*", "<lambda>-gradients*")
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -266,6 +269,7 @@ def operators_of(spec: ExportSpec, folder: Path) -> set[str]:
     return {str(node.target).removesuffix(".default") for node in graph.nodes if node.op == "call_function"}
 
 
+@pytest.mark.slow_but("1")
 @pytest.mark.parametrize("order", [1, 2])
 def test_every_operator_with_a_gradient_is_differentiated_inside_of_a_model(order: int, tmp_path: Path) -> None:
     names = [name for name in SPECS if differentiable(name) and (order == 1 or SPECS[name].second_order)]
@@ -311,6 +315,7 @@ class Checkpointed(nn.Module):
         return -grad(energy, x)[0]
 
 
+@pytest.mark.slow_but("True")
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_part_that_is_computed_again_for_its_gradient_is_traced(reentrant: bool, tmp_path: Path) -> None:
     spec = spec_of(Checkpointed(reentrant=reentrant), torch.randn(6, 3), shapes={"x": {0: "n[2:64]"}})

@@ -17,6 +17,8 @@ from exportkit.export.models.resolved import EagerModel
 from exportkit.runtime.loader import load
 from tests.conftest import DEVICES
 
+pytestmark = pytest.mark.slow
+
 _WAYS = [("bilinear", "zeros", True), ("bilinear", "zeros", False), ("bilinear", "border", False)]
 _WAYS += [("nearest", "reflection", True), ("bicubic", "zeros", True)]
 

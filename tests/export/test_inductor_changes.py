@@ -64,6 +64,7 @@ def test_rows_of_one_sample_are_divided_among_threads_whatever_machine_compiles(
     assert one == many == ["#pragma omp parallel", "#pragma omp for collapse(2)"]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_attention_has_memory_for_each_thread_that_runs_it(tmp_path: Path) -> None:
     """With torch's own code, a package that was exported with 2 threads crashed with 16."""
@@ -72,6 +73,7 @@ def test_attention_has_memory_for_each_thread_that_runs_it(tmp_path: Path) -> No
     assert "int64_t num_thread = at::get_num_threads();" in _kernels(found, tmp_path / "compiled", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_attention_reads_no_keys_that_are_not_there() -> None:
     """torch's own code with vectors of eight takes the last 8 of 56 keys for 16."""
@@ -99,6 +101,7 @@ def test_sums_that_may_be_long_are_added_in_chunks_whatever_the_examples_size(tm
     assert [how for _, how in loops] == ["cascade_sum_combine", "tmp_acc0_vec +"], kernels
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_product_reads_its_input_where_it_is(tmp_path: Path) -> None:
     """Inductor's own code copies what gelu wrote: an image's gh * gw + 1 tokens do not look like whole rows to it."""

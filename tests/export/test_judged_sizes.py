@@ -208,6 +208,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @generated(6)
 @given(STEPS, EXAMPLE)
 def test_no_example_refuses_sizes_that_one_program_answers(steps: list[Block], example: tuple[int, int, int]) -> None:
@@ -221,6 +222,7 @@ def test_nor_do_two_hundred_examples(steps: list[Block], example: tuple[int, int
     check_images(chain(*steps), example)
 
 
+@pytest.mark.slow
 @generated(6)
 @given(st.lists(st.sampled_from(SEQUENCES), min_size=2, max_size=2, unique=True), st.integers(3, 30))
 def test_what_holds_by_construction_is_never_refused(blocks: list[Block], n: int) -> None:
@@ -228,6 +230,7 @@ def test_what_holds_by_construction_is_never_refused(blocks: list[Block], n: int
     assert {d.name: (d.min, d.max) for d in method.call.dimensions} == {"batch": (1, 8), "n": (2, 100)}
 
 
+@pytest.mark.slow_but("interleaved", "repeated", "shifted")
 @pytest.mark.parametrize("block", SEQUENCES)
 def test_the_program_itself_takes_all_declared_sizes(block: Block) -> None:
     """From a small example, and as torch loads it."""
@@ -242,6 +245,7 @@ def test_where_a_layout_is_in_doubt_the_package_has_a_case() -> None:
     assert {"batch": 2, "n": 3} in [dict(call.sizes) for case in found.cases for call in case.calls]
 
 
+@pytest.mark.slow_but("taller_than")
 @pytest.mark.parametrize("fork", [taller_than, drops_odd_rows, of_list])
 @generated(2)
 @given(example=EXAMPLE)
@@ -253,6 +257,7 @@ def test_ways_that_no_program_takes_both_are_refused(
     assert any("than eager at batch=" in each for each in caught.value.tried)
 
 
+@pytest.mark.slow_but("*1", "*100-")
 @pytest.mark.parametrize(
     ("block", "needs", "advice"),
     [

@@ -38,6 +38,7 @@ def sizes(x: Tensor) -> Tensor:
     return torch.tensor([[len(x), x.shape[1]], [3, x.shape[0] // 2]])
 
 
+@pytest.mark.slow_but("<lambda>1", "<lambda>6", "<lambda>8")
 @pytest.mark.parametrize(
     "number",
     [

@@ -245,6 +245,7 @@ def export(function: Callable[..., Any], pair: Pair, folder: Path) -> None:
     exported(spec, folder, cases=2, edge_cases=pair.says == "write torch's")
 
 
+@pytest.mark.slow_but("range", "classes", "counts", "math", "assert", "maximum", "sizes", "found", "text")
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_is_said_to_write_instead_traces(name: str, tmp_path: Path) -> None:
     pair = PAIRS[name]

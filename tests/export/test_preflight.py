@@ -215,6 +215,7 @@ def test_a_schema_that_no_compiled_code_can_call_is_refused_by_name(schema: str,
     assert caught.value.hint
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("loaded")
 def test_a_device_among_the_arguments_is_not_where_a_call_computes() -> None:
     traced(spec_of(Calls({"Device": [torch.device("meta")], "SymInt": [SIZE]}), torch.randn(4, 3)))
@@ -308,6 +309,7 @@ class Net(nn.Module):
         }
 
 
+@pytest.mark.slow
 def test_they_go_into_a_package_that_answers(fakes, tmp_path) -> None:
     manifest = export_aoti(spec_of(Net(), torch.randn(4, 3), shapes={"x": {0: "n[1:9]"}}), tmp_path / "net.pt2")
     called = [each.name.removeprefix("exportkit_opaque::") for each in manifest.operators]

@@ -75,6 +75,7 @@ def test_methods_share_nested_state_and_take_only_what_they_use(tmp_path: Path) 
     assert replayed(tmp_path / "x.pt2") == 4 * (1 + 5)
 
 
+@pytest.mark.slow
 def test_a_method_without_state_beside_others_is_verified_as_a_program(tmp_path: Path) -> None:
     export(models.decoder(), tmp_path)
     with replayed_here():
@@ -147,6 +148,7 @@ def test_the_command_declares_state_and_written_inputs(tmp_path: Path, capsys: p
     assert replayed(tmp_path / "m.pt2") == 4
 
 
+@pytest.mark.slow
 def test_a_models_own_buffers_stay_as_they_are(tmp_path: Path) -> None:
     spec = models.decoder()
     before = {name: tensor.clone() for name, tensor in spec.model.named_buffers()}
@@ -156,6 +158,7 @@ def test_a_models_own_buffers_stay_as_they_are(tmp_path: Path) -> None:
     assert list(spec.model.cache._buffers) == order
 
 
+@pytest.mark.slow
 def test_sequences_are_drawn_by_the_spec(tmp_path: Path) -> None:
     def draw(sizes: dict[str, int], generator: torch.Generator) -> list[Any]:
         rows = sizes["batch"]
@@ -181,6 +184,7 @@ def test_sequences_are_drawn_by_the_spec(tmp_path: Path) -> None:
     replayed(tmp_path / "x.pt2")
 
 
+@pytest.mark.slow_but("answer3*")
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -263,6 +267,7 @@ class Listener(torch.nn.Module):
         return {"sum": self.inner.sum + self.table, "count": self.count.clone()}
 
 
+@pytest.mark.slow
 def test_buffers_of_a_program_of_torch_become_state_where_they_are_declared(tmp_path: Path) -> None:
     inputs, path, out = (torch.rand(4, 3), torch.rand(3)), tmp_path / "foreign.pt2", tmp_path / "y.pt2"
     shapes = {"x": {0: torch.export.Dim("rows", min=1, max=9)}, "out": None}
@@ -330,6 +335,7 @@ def test_programs_answer_as_one_model_over_the_weights_that_it_has(tmp_path: Pat
     torch.testing.assert_close(dict(sessions[0].state), dict(sessions[1].state))
 
 
+@pytest.mark.slow
 def test_a_draft_says_what_a_method_writes_without_declaring_it(tmp_path: Path) -> None:
     assert not draft_of(EagerModel(models.decoder()), TraceOptions()).findings
     spec = replace(models.decoder(), state={"cache.*": "batch"})
@@ -350,6 +356,7 @@ def test_an_option_for_a_size_is_for_each_method_that_has_the_input(tmp_path: Pa
         export(models.decoder(), tmp_path, writes=["image"])
 
 
+@pytest.mark.slow
 def test_compiled_code_writes_its_state_and_shares_one_record_of_each_weight() -> None:
     assert replayed(artifact("writer")) > 10
     with PackageReader(artifact("writer")) as reader:

@@ -186,6 +186,7 @@ def meeting_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return log
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_all_sources_are_compiled_once_at_the_same_time_without_precompiled_headers(
     tmp_path: Path, meeting_compiler: Path
@@ -206,6 +207,7 @@ def _compilations(commands: str, source: str) -> int:
     return sum(f".{source}.cpp" in line and " -c " in line for line in commands.splitlines())
 
 
+@pytest.mark.slow_but("kernel")
 @pytest.mark.process
 @pytest.mark.parametrize("source", ["wrapper", "kernel"])
 def test_what_the_compiler_says_of_either_source_is_told(
@@ -276,6 +278,7 @@ def test_ccache_compiles_the_same_in_any_folder_and_only_where_caches_may_be_use
     assert _compile(tmp_path / "5", "int weights[] = {1, 2, 3};", name="model.weights")
 
 
+@pytest.mark.slow
 def test_torchs_header_parses_devices_without_regex_as_with(tmp_path: Path) -> None:
     """The original expression is the oracle."""
     model_sources.write_header_without_regex(tmp_path)

@@ -289,6 +289,7 @@ def more_inputs() -> AdditionalInputs:
 ANY, AUTO = f"[1:{MAX_SIZE}]", {0: Dim.AUTO, 1: Dim.AUTO}
 
 
+@pytest.mark.slow_but("spec0*")
 @pytest.mark.parametrize(
     ("spec", "ranges", "sizes"),
     [
@@ -312,6 +313,7 @@ def test_sizes_that_torch_infers_get_names(
     assert sizes_of(spec, *ranges) == sizes
 
 
+@pytest.mark.slow
 def test_an_inferred_size_is_narrowed_to_what_the_model_takes() -> None:
     rows = torch.rand(100, 3)
     spec = spec_of(

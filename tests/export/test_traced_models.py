@@ -48,6 +48,7 @@ def policy(mean: Tensor, width: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
     )
 
 
+@pytest.mark.slow
 def test_densities_of_any_batch_are_torchs() -> None:
     """torch reads the arguments of distributions to check them. `traced` compares with eager at other sizes."""
     shapes = {"mean": {0: "batch[1:8]"}, "width": {0: "batch"}, "logits": {0: "batch"}}
@@ -106,6 +107,7 @@ def slices(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
     return tuple(part.sum(0).sum() for part in chosen)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_slice_may_end_or_begin_at_a_value(tmp_path: Path) -> None:
     def draw(sizes: dict[str, int], generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], dict]:
@@ -127,6 +129,7 @@ class Slice(nn.Module):
         return x[: n.item()].sum(0)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_code_that_does_not_compile_names_the_operator_and_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

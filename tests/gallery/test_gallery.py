@@ -64,6 +64,7 @@ def test_the_page_says_advice_of_several_modules_once() -> None:
     assert unabridged(short) == text
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_masked_scatter_is_right_when_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # pytorch#186146: wrong values, and no error.

@@ -258,6 +258,7 @@ def test_run_compares_the_answers_to_all_recorded_cases(
     assert all(f"{side}: y: " in check["message"] for side in "AB")
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_recorded_sequences_are_run_in_sessions(capsys: pytest.CaptureFixture[str]) -> None:
     path = artifact("decoder-program")

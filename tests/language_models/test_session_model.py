@@ -48,6 +48,7 @@ def state(of: SessionModel, row: int) -> list[Tensor]:
     return [buffer[row].clone() for buffer in (of.position, *of.cache.buffers())]
 
 
+@pytest.mark.slow_but("llama")
 @pytest.mark.parametrize("name", llm.SIX)
 def test_rows_of_a_batch_are_what_generate_writes_after_each_prompt(name: str) -> None:
     texts = llm.prompts(llm.VOCABULARY)
@@ -56,6 +57,7 @@ def test_rows_of_a_batch_are_what_generate_writes_after_each_prompt(name: str) -
     assert llm.written(session(name, len(texts)), texts) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "mamba2"])
 def test_drawn_tokens_are_what_generate_draws(name: str) -> None:
     assert llm.same_drawn(model(name), lambda: session(name), llm.prompts(llm.VOCABULARY)[0])
@@ -136,6 +138,7 @@ class _Entry(torch.nn.Module):
         return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3", "mixtral", "mamba2"])
 def test_it_traces_with_prompts_of_any_length(name: str) -> None:
     """The rest of the way, AOTInductor's, is gone by tests/examples/test_llm.py and by benchmarks/llm.py."""

@@ -8,6 +8,7 @@ An advice is followed as a script would: what it says is taken out of the messag
     never TEXT      what it must not say; repeatable
     early           it is said before torch is imported
     fresh           in a process of its own, because it loads operators
+    slow            `make test` leaves it out
     with NAME=VALUE an environment variable
     then HOW ...    how the advice is followed: one of the functions below, with its words. All that is typed then must
                     succeed. Without it, the advice is for a person.
@@ -23,6 +24,7 @@ from pathlib import Path
 
 TABLE = Path(__file__).with_name("mistakes.txt")
 EARLY = "importing torch"
+_FIELDS = ("code", "says", "never", "early", "fresh", "slow", "with", "then")
 _OPTION = re.compile(r"(--[a-z][a-z-]*)(?: ('[^']*'|[\w./:=\[\],*+-]+))?")
 _MEANT = re.compile(r"Did you mean ('[^']*'|[^\s?]+)\?")
 _COMMAND = re.compile(r"((?:mkdir|python|exportkit) .+)$", re.MULTILINE)
@@ -38,6 +40,7 @@ class Mistake:
     says: Sequence[str]
     never: Sequence[str]
     fresh: bool
+    slow: bool
     settings: Mapping[str, str]
     then: str | None
 
@@ -60,15 +63,15 @@ def mistakes() -> list[Mistake]:
     found = []
     for number, block in enumerate(TABLE.read_text().strip().split("\n\n"), 1):
         first, *lines = [line for line in block.splitlines() if not line.startswith("#")]
-        given: dict[str, list[str]] = {key: [] for key in ("code", "says", "never", "early", "fresh", "with", "then")}
+        given: dict[str, list[str]] = {key: [] for key in _FIELDS}
         for line in lines:
             key, _, text = line.partition(" ")
             given[key].append(text)
         never = [*given["never"], *(EARLY for _ in given["early"])]
         settings = dict(text.split("=", 1) for text in given["with"])
         code, then = int(given["code"][0]), next(iter(given["then"]), None)
-        typed, fresh = first.removeprefix("$ "), bool(given["fresh"])
-        found.append(Mistake(typed, number, code, given["says"], never, fresh, settings, then))
+        typed, fresh, slow = first.removeprefix("$ "), bool(given["fresh"]), bool(given["slow"])
+        found.append(Mistake(typed, number, code, given["says"], never, fresh, slow, settings, then))
     return found
 
 

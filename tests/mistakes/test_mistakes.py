@@ -59,7 +59,9 @@ _FOLLOWED: dict[str, tuple[int, str]] = {}  # by line: many mistakes have one ri
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("mistake", [pytest.param(mistake, id=mistake.name) for mistake in mistakes()])
+@pytest.mark.parametrize(
+    "mistake", [pytest.param(each, id=each.name, marks=[pytest.mark.slow] * each.slow) for each in mistakes()]
+)
 def test_a_mistake_is_said_and_the_advice_works(
     mistake: Mistake, project: Path, programs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def muladds_converted() -> Converted:
 # --- functions --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_kind_of_argument_and_result_answers_like_the_kernel(op_shapes: Any) -> None:
     model = checked(convert_spec(replace(op_shapes.shapes(), decompositions=DECOMPOSITIONS)))
     functions = {function.name: function for function in model.functions}
@@ -128,6 +129,7 @@ def test_calls_that_trace_alike_share_a_function(muladds_converted: Converted) -
     assert [node.op_type for node in model.graph.node] == ["muladd", "muladd_2", "muladd"]
 
 
+@pytest.mark.slow
 def test_inlined_there_is_no_function_and_the_answer_is_the_same() -> None:
     spec, inputs = muladds(), (torch.randn(3, 4), torch.randn(3, 4))
     converted = convert_spec(spec, inline=True)
@@ -138,6 +140,7 @@ def test_inlined_there_is_no_function_and_the_answer_is_the_same() -> None:
     assert_close(run(session_of(model), inputs), [spec.model(*inputs)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [18, 23])
 def test_the_first_and_the_last_opset_work(opset: int) -> None:
     spec, inputs = muladds(), (torch.randn(1, 2), torch.randn(1, 2))
@@ -163,6 +166,7 @@ def test_axes_have_the_names_of_the_dimensions_and_their_ranges_are_metadata(mul
     assert ranges == {"exportkit.dimensions": {"rows": [1, 64], "width": [1, 8]}}
 
 
+@pytest.mark.slow
 def test_outputs_that_are_inputs_or_the_same_tensor_have_names_of_their_own() -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:
@@ -217,6 +221,7 @@ THE = "the decomposition of op_shapes::scaled"
 RETURNS = "the operator returns float32 with 2"
 
 
+@pytest.mark.slow_but("None-*", "*message7", "*30")
 @pytest.mark.parametrize(
     ("decomposition", "message"),
     [
@@ -273,6 +278,7 @@ class _Scaled(torch.nn.Module):
         return torch.cond(x.sum() > 0, scaled, torch.neg, (x,))
 
 
+@pytest.mark.slow
 def test_what_stops_a_branch_is_named_with_its_line_and_the_advice_works() -> None:
     spec = ExportSpec(_Scaled(buffer=False), (torch.rand(3),))
     with pytest.raises(

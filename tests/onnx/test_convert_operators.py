@@ -84,11 +84,8 @@ def _constants(call: Call) -> dict[str, Any]:
     return {name: value for name, value in call.bound.items() if name not in call.names}
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float32, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float16, torch.bfloat16))],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_operators_answer_like_their_kernels_at_all_sizes_and_with_nan(dtype: torch.dtype) -> None:
     cpu, wrong, ran = torch.device("cpu"), [], 0
     samples = {spec.name: list(spec.samples(cpu, dtype)) for spec in specs(dtype)}

@@ -139,6 +139,7 @@ def wrong(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> bool:
         return True
 
 
+@pytest.mark.slow_but("argmin", "nothing is seen, floats", "clamp from above", "remainder by a number")
 @pytest.mark.parametrize(("operator", "function", "inputs"), CANARIES.values(), ids=CANARIES)
 def test_a_translation_is_right_and_needed(
     operator: Any, function: Callable[..., Any], inputs: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch
@@ -160,6 +161,7 @@ def test_every_translation_has_a_canary_or_is_for_an_older_onnx_runtime() -> Non
     assert oldest < (1, 32), "TopK orders NaN by now: only `sort.stable` still needs a translation"
 
 
+@pytest.mark.slow_but("widen_scatters*")
 @pytest.mark.parametrize(
     ("repair", "function", "inputs"),
     [

@@ -79,6 +79,7 @@ def test_the_advice_is_right() -> None:
     torch.testing.assert_close(signed_logarithm(x), tuple(torch.linalg.slogdet(x)))
 
 
+@pytest.mark.slow_but("advice for slogdet")
 @pytest.mark.parametrize("name", WORKS)
 def test_it_is_onnx(name: str, tmp_path: Path) -> None:
     exported(WORKS[name], tmp_path)
@@ -94,6 +95,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
 }
 
 
+@pytest.mark.slow_but("solve")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_onnx_lacks_is_refused_with_what_to_write(name: str, tmp_path: Path) -> None:
     function, advice = REFUSED[name]

@@ -17,6 +17,8 @@ from exportkit.arr_coc.ops.reduce_sum import reduce_sum
 from exportkit.arr_coc.ops.softmax import softmax
 from tests.onnx.conversions import checked, convert_spec, run, run_reference, session_of
 
+pytestmark = pytest.mark.slow
+
 COLUMNS = 4
 FLOATS, INTEGERS, BOOL = (torch.float32, torch.float16), (torch.int64, torch.int32), (torch.bool,)
 NUMBERS, DTYPES = (*FLOATS, *INTEGERS), (*FLOATS, *INTEGERS, *BOOL)
@@ -191,9 +193,7 @@ def differences(net: Net, inputs: tuple[Tensor, Tensor], answers: Sequence[Tenso
             yield f"{name} of {inputs}: {error}"
 
 
-@pytest.mark.parametrize(
-    "dtype", [each if each in F32 else pytest.param(each, marks=pytest.mark.slow) for each in DTYPES], ids=str
-)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_operators_answer_like_torch_at_every_size_and_with_special_numbers(dtype: torch.dtype) -> None:
     net = Net({name: each for name, each in OPERATORS.items() if dtype in each.dtypes})
     sizes = {"x": {0: "rows[1:40]"}, "y": {0: "rows"}}

@@ -90,6 +90,7 @@ def export_shared(out: Path, width: int) -> Shared:
     return model
 
 
+@pytest.mark.slow
 def test_methods_share_the_file_of_their_weights(tmp_path: Path) -> None:
     model = export_shared(tmp_path / "two.onnx", 600)
     (data,) = tmp_path.glob("two.onnx.*.data")

@@ -67,6 +67,7 @@ def test_no_descriptor_and_no_memory_stays_behind(tmp_path: Path) -> None:
     run_interpreter(OPEN_AND_REFUSE, tmp_path / "toy.pt2", tmp_path / "bad", cwd=tmp_path)
 
 
+@pytest.mark.slow_but("fuzz_safetensors")
 @pytest.mark.parametrize("harness", sorted((SOURCES / "tests").glob("fuzz_*.cpp")), ids=lambda path: path.stem)
 def test_the_fuzzing_harnesses_compile(harness: Path) -> None:
     program()  # or the reason why nothing can be compiled

@@ -65,6 +65,7 @@ def test_what_nvcc_makes_is_known(tmp_path: Path) -> None:
         assert cuda_architectures([made]) == {name}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc to make code with")
 def test_what_nvcc_packs_into_a_fat_binary_is_known(tmp_path: Path) -> None:
     source, made = tmp_path / "kernel.cu", tmp_path / "kernel.fatbin"

@@ -76,6 +76,7 @@ def test_where_torch_has_no_cuda_a_library_of_operators_that_needs_it_is_refused
         describe_library(build(tmp_path, constructor("abort();") + CALLS_CUDA))
 
 
+@pytest.mark.slow
 def test_one_library_with_kernels_for_cpu_and_cuda_is_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch's CUDAExtension builds it. The CUDA runtime is one that the test makes."""
     build(tmp_path, "void cudaLaunchKernel(void) {}", "-Wl,-soname,libcudart.so.99", name="libcudart.so.99")
@@ -95,6 +96,7 @@ def calling(symbol: str) -> str:
     return PRELUDE + f"extern void {symbol}(void); void never(void) {{ {symbol}(); }} " + start
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(MINOR == "2.11", reason="torch 2.11 has no newer shims")
 def test_a_shim_newer_than_2_11_asks_for_the_torch_that_is_here(tmp_path: Path) -> None:
     library = describe_library(build(tmp_path, calling("aoti_torch_cpu_rand_like")))
@@ -113,6 +115,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow_but("symbol*", "undefined*", "registers*", "*SIGABRT")
 @pytest.mark.parametrize(("source", "error", "said", "hint"), REFUSED, ids=[said for *_, said, _ in REFUSED])
 def test_a_library_that_cannot_be_described_is_named_and_ends_no_process_of_ours(
     tmp_path: Path, source: str, error: type[ExportkitError], said: str, hint: str

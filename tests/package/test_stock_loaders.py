@@ -59,6 +59,7 @@ def test_a_target_that_cannot_be_built_here_keeps_no_other_from_loading(package:
     torch.testing.assert_close(list(model(*given)), tiny.Flat()(*given))
 
 
+@pytest.mark.slow
 def test_a_package_with_operators_wants_their_library_first(tmp_path: Path) -> None:
     code = """
 import sys

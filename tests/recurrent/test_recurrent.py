@@ -21,6 +21,7 @@ from exportkit.export.trace.trace import ready_to_trace
 from exportkit.export.trace.trace_method import trace_with_torch_export
 from exportkit.recurrent import fakes
 from tests.conftest import DEVICES
+from tests.drawn import examples
 from tests.recurrent.recurrent_models import FEATURES, SIZE, Options, packed_inputs, packed_spec, stepped
 from tests.subprocesses import run_python
 
@@ -61,7 +62,7 @@ def options(draw: st.DrawFn) -> Options:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(layer=options())
 @example(layer=Options("relu", 2, batch_first=True))  # of which the last bits differ between trained and frozen
 @example(layer=Options("relu", 2, batch_first=True, frozen=True))
@@ -82,6 +83,7 @@ def test_every_layer_has_eagers_bits_at_every_size(layer: Options, device: str) 
             torch.testing.assert_close(a.double(), b, rtol=rough, atol=rough)
 
 
+@pytest.mark.slow_but("any-order-longest*")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "longest"])
 @pytest.mark.parametrize("sorted", [True, False], ids=["sorted", "any-order"])
@@ -154,6 +156,7 @@ class Autocast(Differentiated):
             return self.layer(x)[0]
 
 
+@pytest.mark.slow_but("Autocast")
 @pytest.mark.parametrize("model", [Differentiated, Autocast])
 def test_a_layer_that_is_more_than_its_answer_is_left_to_torch(model: type[nn.Module]) -> None:
     x = torch.randn(7, 3, FEATURES)

@@ -20,6 +20,8 @@ from tests.recurrent.test_recurrent import answers
 from tests.runtime import exportkit_run
 from tests.subprocesses import run_python
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def other_build(tmp_path_factory: pytest.TempPathFactory) -> Path:

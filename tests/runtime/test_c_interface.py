@@ -184,6 +184,7 @@ def odd_package(tmp_path_factory) -> Path:
     return odd.write(tmp_path_factory.mktemp("odd") / "odd.pt2")
 
 
+@pytest.mark.slow
 def test_outputs_never_refer_to_the_memory_of_inputs(c_library, odd_package):
     x, number, nothing = np.arange(12, dtype="f4").reshape(4, 3), np.array(1.5, "f2"), np.zeros((2, 0), "i4")
     wanted = odd.Odd()(*map(torch.from_numpy, (x.copy(), number, nothing)))

@@ -92,6 +92,7 @@ def test_what_run_takes_is_that_of_forward_and_nothing_without_it(c_model, c_lib
         assert (about.input_count, about.output_count, about.dimension_count) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_weights_and_of_a_sessions_state(c_library, recorder_package):
     with c_library.open(artifact("words")) as model:
         assert model.about.bytes == 10 * 4 * 4  # of an embedding

@@ -63,6 +63,7 @@ def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return exportkit_run.build_example(EXAMPLES / request.param, tmp_path_factory.mktemp(request.param), *options)
 
 
+@pytest.mark.slow_but("c")
 def test_the_example_runs_a_package_and_loses_no_memory(example, tiny_package):
     done = run(example / "predict", tiny_package)
     assert (done.returncode, done.stderr) == (0, "")
@@ -70,6 +71,7 @@ def test_the_example_runs_a_package_and_loses_no_memory(example, tiny_package):
     assert done.stdout.endswith("case 0: ok\ncase 1: ok\ngot [1, 3]\ngot [1, 3, 16, 8]\ngot [1, 5]\n")
 
 
+@pytest.mark.slow_but("c")
 def test_the_example_ends_with_the_error_and_its_exit_code(example, tiny_package, tmp_path):
     done = run(example / "predict", tiny_package, "new.safetensors")
     # Where the program ends in the middle, what it still has is no loss.
@@ -81,6 +83,7 @@ def test_the_example_ends_with_the_error_and_its_exit_code(example, tiny_package
     assert done.stderr.startswith("NotAnArchiveError: ")
 
 
+@pytest.mark.slow_but("c")
 def test_the_example_of_sessions_runs_a_sequence_and_loses_no_memory(example, tiny_package, tmp_path):
     package = sequences.write(tmp_path / "recorder.pt2", sequences.tensors())
     done = run(example / "session", package, tmp_path / "state.safetensors")
@@ -94,6 +97,7 @@ def test_the_example_of_sessions_runs_a_sequence_and_loses_no_memory(example, ti
         assert line.startswith(start)
 
 
+@pytest.mark.slow_but("c")
 def test_the_example_of_sessions_needs_a_case_with_state(example, tiny_package, tmp_path):
     done = run(example / "session", tiny_package, tmp_path / "state.safetensors")
     assert done.returncode == 2
@@ -112,6 +116,7 @@ def test_where_memory_ends_every_function_returns_an_error(tiny_package, tmp_pat
         assert min(int(failures[name]) for name in ("read_case", "run", "run_requests", "replay", "open")) > 20
 
 
+@pytest.mark.slow
 def test_requests_use_no_memory_but_their_own(tmp_path):
     require("g++")
     source, program = Path(__file__).with_name("requests.cpp"), tmp_path / "requests"
@@ -138,6 +143,7 @@ def test_the_fortran_example_runs_a_package(tiny_package, tmp_path):
     assert "does not end like a zip archive" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_rust_example_runs_a_package(tiny_package, tmp_path):
     require("rustc")
     program = tmp_path / "predict"

@@ -83,6 +83,7 @@ def loosened(manifest: m.Manifest) -> m.Manifest:
     return msgspec.structs.replace(manifest, methods=tiny.forward(changed))
 
 
+@pytest.mark.slow
 def test_recorded_cases_show_whether_rows_are_independent(c_library, tmp_path):
     equal = {name: torch.zeros_like(tensor) for name, tensor in rows.example(4, coupling=1.0).items()}
     packages = {

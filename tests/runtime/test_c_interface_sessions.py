@@ -285,6 +285,7 @@ def test_state_without_rows_runs_by_itself(recorder):
     assert [int(session.state()["position"]) for session in sessions] == [4] * 3
 
 
+@pytest.mark.slow
 def test_outputs_that_are_state_are_those_of_the_sessions_own_calls(c_library):
     with c_library.open(artifact("diary")) as model:
         assert try_rows(model, 1 << 40) == (32, None)

@@ -43,6 +43,7 @@ def test_help_goes_to_stdout_and_names_every_exit_code():
     assert "0 success; 1 a check failed; 2 wrong usage; 3 the package is bad" in answer.document["text"]
 
 
+@pytest.mark.slow_but("arguments1*", "arguments9*")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

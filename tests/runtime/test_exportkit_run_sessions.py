@@ -38,6 +38,7 @@ def test_it_says_the_same_to_people(package):
     assert "    state after the last call\n      ok  cache: 0 of 48 elements differ" in text
 
 
+@pytest.mark.slow_but("3.written*", "state.0")
 @pytest.mark.parametrize("wrong", ["1.output.0", "3.written.1", "4.output.0", "state.0", "state.1", "state.2"])
 def test_what_differs_is_named(tmp_path, wrong):
     recorded = sequences.tensors()
@@ -93,6 +94,7 @@ def test_a_method_with_state_is_run_in_a_session_of_the_given_size(package, tmp_
         exportkit_run.load(package, *options, "--session", "batch=2")
 
 
+@pytest.mark.slow_but("arguments0*", "arguments3*")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -110,6 +112,7 @@ def test_usage_is_refused_with_2(package, arguments, message):
     assert answer.document["error"]["message"] == message
 
 
+@pytest.mark.slow_but("push")
 @pytest.mark.parametrize("method", ["push", "peek", "embed", "fill"])
 def test_it_times_a_method_on_copies_of_its_session(package, method):
     bench = exportkit_run.load(package, "--method", method, "--bench", "0.5", "--threads", "2")["bench"]

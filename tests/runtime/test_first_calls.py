@@ -66,6 +66,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write(tmp_path_factory.mktemp("products") / "products.pt2", files, call=call)
 
 
+@pytest.mark.slow
 def test_a_failure_is_said_each_time_and_is_over_when_its_cause_is(package: Path, runtime: str, tmp_path: Path) -> None:
     *failures, first, second = run_python(PRELUDE + ATTEMPTS, package, cwd=tmp_path).splitlines()
     if runtime == "cpp":  # it computes them when it loads

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from tests.runtime.graphs_on_cpu import INCLUDES, RUNTIME, TORCH, Model, inputs, models, program
 
+pytestmark = pytest.mark.slow
+
 MOST, MOST_KNOWN, AGEING, MARGIN = 64, 1024, 4096, 8  # of csrc/runtime/graphs
 
 

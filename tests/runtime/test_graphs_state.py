@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from tests.runtime.graphs_on_cpu import Model, inputs, models
 
+pytestmark = pytest.mark.slow
+
 HIDDEN = [0.5, -1.0, 2.0, 0.25]
 # What keeps arguments from being used where they are, and yet the graph is right.
 COPIES = ["cannot move", "overlooked", "overlooked state", "overlooked write", "writes twice", "one stays", "runs"]

@@ -120,6 +120,7 @@ def test_a_tensor_that_is_longer_than_its_storage_is_refused(cut):
         plan.prepare((x,), {})
 
 
+@pytest.mark.slow
 def test_a_program_in_cpp_is_refused_such_a_tensor_as_well(tiny_package, tmp_path):
     exportkit_run.require_built()
     folder = library_path().parent

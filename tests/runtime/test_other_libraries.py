@@ -38,6 +38,7 @@ def test_a_torch_that_passes_other_dtypes_to_operators_is_refused(tmp_path: Path
         load(package)
 
 
+@pytest.mark.slow
 @runs_op_shapes
 def test_operators_of_every_shape_are_packaged_and_compute_what_they_are_named_after(tmp_path: Path) -> None:
     package = tmp_path / "shapes.pt2"
@@ -113,12 +114,14 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_libraries_are_in_the_package_in_loading_order(beside: Path) -> None:
     with PackageReader(beside) as reader:
         names = [Path(library.record).name for library in reader.manifest.libraries]
     assert names == ["libz.so", "libsecond.so", "libfirst.so"]
 
 
+@pytest.mark.slow
 @runs_op_shapes
 def test_python_loads_a_library_and_those_beside_it(beside: Path, tmp_path: Path) -> None:
     code = """
@@ -133,6 +136,7 @@ print("done")
     assert run_python(code, beside, cwd=tmp_path, EXPORTKIT_CACHE=str(tmp_path / "cache")) == "done\n"
 
 
+@pytest.mark.slow
 @runs_op_shapes
 @pytest.mark.skipif(why_unusable() is not None, reason="the C++ runtime is not built for this torch")
 def test_programs_without_python_load_them_as_well(beside: Path) -> None:

@@ -17,6 +17,7 @@ from exportkit.errors import ModelRunError, RefusedValueError, SessionBrokenErro
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.statuses import BadRequestError
 from tests.artifacts import ROOT, artifact
+from tests.drawn import examples
 from tests.runtime import exportkit_run, refusing_models, ways
 from tests.runtime.threads import together
 from tests.serve.engine.asking import GATHERING, play, request, tensors
@@ -72,6 +73,7 @@ def held_to_eager(model: exportkit.Model, eager: torch.nn.Module, changed: dict[
     agree(model(**usual), eager(**usual))
 
 
+@pytest.mark.slow_but("here*")
 @pytest.mark.parametrize("name", NAMES)
 def test_what_eager_refuses_is_refused_and_the_next_call_is_right(model, eager, name):
     for value in FLOATS if name == "x" else INTEGERS:
@@ -83,8 +85,9 @@ def test_what_eager_refuses_is_refused_and_the_next_call_is_right(model, eager, 
         held_to_eager(model, eager, changed)
 
 
+@pytest.mark.slow_but("here*")
 @given(values=st.lists(st.integers(-12, 12), min_size=4, max_size=9), data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_drawn_values_are_refused_where_eager_refuses_them(model, eager, values, data):
     n = len(values)
     divisor = data.draw(st.lists(st.integers(-2, 2), min_size=n, max_size=n))
@@ -114,6 +117,7 @@ def test_an_index_of_none_into_nothing_is_answered(model, eager):
     agree(model(**changed), eager(**changed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rows", "columns", "counts", "blocks"])
 def test_attention_refuses_what_its_functions_and_its_mask_read(runtime, name):
     usual = refusing_models.attention_inputs()
@@ -165,6 +169,7 @@ def test_calls_at_the_same_time_hear_of_their_own_values_alone(runtime):
         together(call, [good, bad, good, bad])
 
 
+@pytest.mark.slow
 def test_a_session_that_wrote_a_refused_value_is_broken_until_it_is_reset(notebook):
     token, first = torch.tensor([3]), torch.tensor([0])
     with notebook.session() as one, notebook.session() as two:
@@ -180,6 +185,7 @@ def test_a_session_that_wrote_a_refused_value_is_broken_until_it_is_reset(notebo
             assert torch.equal(one.forward(token, first), expected)
 
 
+@pytest.mark.slow_but("lookups")
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["lookups", "words", "weighted", "rotated", "recurrent", "patches", "arr-coc"])
 def test_no_value_ends_a_process(name):

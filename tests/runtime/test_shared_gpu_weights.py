@@ -9,6 +9,8 @@ import pytest
 
 from tests.subprocesses import ROOT, run_python
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--device", "cpu", "--layers", "2", "--width", "64", "--batch", "4", "--calls", "3"]
 RUN = "import sys; from benchmarks import shared_gpu_weights; sys.exit(shared_gpu_weights.main(sys.argv[1:]))"
 

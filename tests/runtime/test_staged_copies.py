@@ -21,6 +21,7 @@ from tests.subprocesses import run_python
 WORTH_STAGING = 64 << 20  # of csrc/runtime/staged_copies.h
 
 
+@pytest.mark.slow
 def test_random_weights_arrive_or_the_drivers_refusal_is_told(tmp_path: Path) -> None:
     """Over a driver whose copies are as late as they may be (staged_copies.cpp)."""
     sources = [Path(__file__).with_name("staged_copies.cpp"), RUNTIME / "staged_copies.cpp"]

@@ -192,6 +192,7 @@ def test_the_thread_that_loaded_may_end(tiny_package):
         assert leaves(model(*args, **kwargs))
 
 
+@pytest.mark.slow_but("0.0")
 @pytest.mark.parametrize("deed", [0.0, SLEEP])
 def test_a_parent_that_is_killed_takes_the_worker_along(misbehaving_package, tmp_path, deed):
     """Also one that has forked, and so left its sockets open in another process; also from within a call."""

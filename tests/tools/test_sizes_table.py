@@ -35,6 +35,7 @@ def test_the_catalogue_has_twelve_models_of_real_size_and_two_with_own_attention
         assert "small" in inspect.signature(getattr(size_catalogue, name)).parameters
 
 
+@pytest.mark.slow
 def test_a_small_model_goes_the_way_of_the_large_ones(tmp_path: Path) -> None:
     spec = size_catalogue.dit_xl(small=True)
     assert {tensor.dtype for tensor in spec.model.parameters()} == {torch.bfloat16}

@@ -145,6 +145,7 @@ def test_a_dropped_write_is_seen_in_the_state_and_in_later_calls(right: Path, tm
     assert "state keys_0" not in verdict.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "seen", "unseen"),
     [
@@ -161,6 +162,7 @@ def test_a_wrong_position_and_an_input_that_is_not_written_are_seen(
     assert unseen not in verdict.message
 
 
+@pytest.mark.slow
 def test_swapped_layers_are_seen(right: Path, tmp_path: Path) -> None:
     (*_, verdict) = failures(rewritten(right, tmp_path / "swapped.pt2", swapped))
     assert isinstance(verdict, Mismatch)
@@ -168,6 +170,7 @@ def test_swapped_layers_are_seen(right: Path, tmp_path: Path) -> None:
     assert "call 0" not in verdict.message
 
 
+@pytest.mark.slow
 def test_another_initial_value_is_seen(right: Path, tmp_path: Path) -> None:
     (*_, verdict) = failures(rewritten(right, tmp_path / "begin.pt2", other_begin))
     assert isinstance(verdict, Mismatch)

@@ -171,6 +171,7 @@ def verified(
     return verify
 
 
+@pytest.mark.slow
 def test_a_wrong_node_is_found_where_the_output_cannot_be_judged(verified: Callable[..., dict[str, Any]]) -> None:
     said = verified("2.02", "--bisect", "--model", MODEL)
     assert said["exit_code"] == 21

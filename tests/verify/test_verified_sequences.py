@@ -81,6 +81,7 @@ def test_a_wrong_package_differs_from_eager_in_sequences_only(program: Path, tmp
     assert all(kind is (Mismatch if label.startswith("a session") else Match) for label, kind in kinds.items())
 
 
+@pytest.mark.slow
 def test_a_call_with_state_is_repeated_from_the_state_before_it(program: Path, tmp_path: Path) -> None:
     """The manifest exchanges two tensors of the state. The graph itself is right: it agrees, with its state."""
     path = rewritten(program, tmp_path / "swapped.pt2", swapped)

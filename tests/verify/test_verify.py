@@ -183,6 +183,7 @@ def test_the_replay_process_uses_tf32_only_where_the_cases_were_recorded_with_it
 # --- inputs in every layout ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_package_that_sees_pairs_as_complex_numbers_passes_in_every_layout() -> None:
     report = verify(artifact("rotated"), VerifyOptions(against="cases"))
     assert [check.verdict.message for check in report.checks if check.failed] == []
@@ -249,6 +250,7 @@ def spec():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_kernel_that_does_not_check_its_indices_is_compared_at_those_that_it_takes(tmp_path: Path) -> None:
     library = stable_library.build(Path(__file__), SOURCE, name="unchecked")

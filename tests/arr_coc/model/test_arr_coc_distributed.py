@@ -10,6 +10,8 @@ import pytest
 from tests.arr_coc.model import training_processes
 from tests.subprocesses import run_python
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> list[str]:

@@ -47,6 +47,7 @@ def _exported(spec: ExportSpec) -> ExportedProgram:
         return export(spec.model, spec.example_inputs, dynamic_shapes=_dimensions(spec), strict=False)
 
 
+@pytest.mark.slow_but("vit, vector")
 @pytest.mark.parametrize("kwargs", CONFIGS)
 def test_the_exported_program_answers_as_eager_does_at_every_size(kwargs: dict[str, Any]):
     spec = export_spec(**kwargs)
@@ -61,6 +62,7 @@ def test_the_exported_program_answers_as_eager_does_at_every_size(kwargs: dict[s
         assert all(torch.equal(outputs[name], expected[name]) for name in expected), size
 
 
+@pytest.mark.slow_but("{}*")
 @pytest.mark.parametrize(("kwargs", "texture"), [({}, {"fused_texture"}), ({"encoder": "vit-tiny"}, set())], ids=str)
 def test_the_exported_graph_has_the_fused_forms(kwargs: dict[str, Any], texture: set[str]):
     spec = export_spec(**kwargs)
@@ -70,6 +72,7 @@ def test_the_exported_graph_has_the_fused_forms(kwargs: dict[str, Any], texture:
     assert called - {"arr_coc.fused_layer_norm.default"} == {f"arr_coc.{name}.default" for name in names}
 
 
+@pytest.mark.slow
 def test_features_and_int8_are_exported_for_every_size():
     spec = features_spec(dim=24, patch_size=8, feature_dtype="int8", k=30)
     module = _exported(spec).module()
@@ -81,6 +84,7 @@ def test_features_and_int8_are_exported_for_every_size():
     assert set(spec.tolerances) <= set(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kwargs", [CONFIGS[0], CONFIGS[3]])
 def test_it_compiles_as_one_graph_that_serves_every_size(kwargs: dict[str, Any]):
     torch._dynamo.reset()

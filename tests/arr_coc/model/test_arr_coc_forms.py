@@ -41,6 +41,7 @@ class _Calls(TorchDispatchMode):
 # --- fused and composed -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but("filters-*", "vit-vector-torch.float32", "vit-masked tokens-torch.bfloat16")
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("tokens", [None, 3], ids=["vector", "masked tokens"])
 @pytest.mark.parametrize("kwargs", CONFIGS)

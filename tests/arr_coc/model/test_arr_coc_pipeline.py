@@ -119,6 +119,7 @@ def test_a_sample_gets_the_same_bits_alone_and_in_any_batch(kwargs: dict[str, An
     _assert_the_same_bits_in_any_batch(kwargs, rows, columns)
 
 
+@pytest.mark.slow_but("4-4*")
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kwargs", [VIT, VIT_14], ids=["patch 16", "patch 14"])
 @pytest.mark.parametrize(("rows", "columns"), [(4, 4), (5, 9), (15, 14)])

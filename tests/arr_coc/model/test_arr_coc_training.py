@@ -134,6 +134,7 @@ def test_patches_are_ranked_in_float32_under_autocast(kwargs: dict[str, Any]):
 # --- compiled ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kwargs", "autocast"), [(VIT, True), (FILTERS_14, False)], ids=["vit, autocast", "filters"])
 def test_a_training_step_compiles_as_one_graph_for_every_size(kwargs: dict[str, Any], autocast: bool):
     """Forward, loss and backward; losses of several steps with sizes that vary are those of eager, bit for bit."""

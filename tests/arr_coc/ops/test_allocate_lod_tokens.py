@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exportkit.arr_coc import ops
+from tests.drawn import examples
 
 
 def allot(weights: list[int], low: int, high: int, total: int) -> list[int]:
@@ -52,7 +53,7 @@ def test_the_allotment_is_the_definition(call: tuple[list[int], int, int, int]):
     assert ops.allocate_lod_tokens(scores, low, high, 1.0, total)[0].tolist() == allot(weights, low, high, total)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.lists(st.floats(width=32), min_size=1, max_size=40), st.floats(0.05, 20), st.data())
 def test_every_total_is_met_within_the_bounds_and_in_the_order_of_the_scores(
     values: list[float], gamma: float, data: st.DataObject

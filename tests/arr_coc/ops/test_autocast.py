@@ -84,6 +84,7 @@ def test_without_a_rule_autocast_changes_nothing(spec: OpSpec, device: torch.dev
             torch.testing.assert_close(a, e, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow_but("cpu-softmax*", "cpu-triton_softmax*")
 @pytest.mark.parametrize("spec", pairs(lambda spec: spec.autocast is not None))
 def test_autocast_is_compiled_and_exported(spec: OpSpec, device: torch.device):
     torch._dynamo.reset()

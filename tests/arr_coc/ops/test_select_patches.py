@@ -12,6 +12,7 @@ from torch import Tensor
 
 from exportkit.arr_coc.ops import SPECS, allocate_lod_tokens, select_patches, top_k_patches
 from exportkit.arr_coc.ops.select_patches import centres
+from tests.drawn import examples
 
 FLOATING = SPECS["select_patches"].dtypes
 
@@ -49,7 +50,7 @@ numbers = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_is_the_composition_bit_for_bit(data: st.DataObject):
     batch, rows, columns = (data.draw(st.integers(1, most)) for most in (3, 5, 5))

@@ -18,6 +18,7 @@ MAY_RAISE = {"refuses-alike", "empty", "gradcheck"}
 """Checks whose code raises the error that it shows."""
 
 
+@pytest.mark.slow_but("wrong*", "hidden*", "alias*", "race", "no fake", "non-deter*", "dtype of the fake", "writing*")
 @pytest.mark.parametrize("lie", [pytest.param(lie, id=name) for name, lie in (TEN | MORE).items()])
 def test_a_lie_is_found_by_the_check_that_is_meant_to_with_the_smallest_call(lie: Fault):
     report = check_operator(lie.subject, [*WITHOUT_COMPILERS, lie.check])
@@ -34,6 +35,7 @@ def test_a_lie_is_found_by_the_check_that_is_meant_to_with_the_smallest_call(lie
         exec(finding.call, {"torch": torch})
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_operator_passes_every_check(name: str):

@@ -15,12 +15,14 @@ from tests.operators.contract.faulty_operators import WITHOUT_COMPILERS
 from tests.operators.contract.right_operators import RIGHT
 
 
+@pytest.mark.slow_but("writes to a single*", "writes to an image*", "finds one*", "refuses what is not sorted*")
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_operator_is_not_called_broken(name: str):
     broken = [f for f in check_operator(RIGHT[name], WITHOUT_COMPILERS).findings if f.severity is Severity.broken]
     assert not broken, broken
 
 
+@pytest.mark.slow_but("takes no tensor", "finds one*")
 @pytest.mark.process
 @pytest.mark.parametrize(
     "name", ["takes no tensor", "computes a size that is one in its smallest call", "finds one thing"]

@@ -23,6 +23,7 @@ def findings(checked: Any) -> dict[str, Any]:
     return {finding["check"]: finding for finding in checked["report"]["findings"]}
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_crash_hang_and_exhausted_memory_are_findings_and_the_others_are_checked(ops):
     options = ["--only", "fake-shape", "--timeout", 8, "--max-memory", "4GB"]
@@ -145,6 +146,7 @@ def test_a_float_parameter_of_cpp_is_found_in_a_library_and_a_double_is_not(ops)
     assert broken == {"floats::as_float", "floats::as_optional", "floats::as_list"}
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_kernel_for_all_devices_is_tried_for_its_parts(ops, tmp_path):
     library = stable_library.build(Path(__file__).parents[2] / "export" / "opaque_ops.cpp")

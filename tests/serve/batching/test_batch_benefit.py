@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from exportkit.serve.batching.batch_benefit import LEAST_GAIN, TRIALS, WINDOW, BatchBenefit
 from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.batching.pending import BatchLimits
+from tests.drawn import examples
 from tests.serve.batching.simulated_runners import Arrival, Outcome, simulate
 
 FLOOD = [Arrival(index * 1e-4, "a") for index in range(4000)]  # ten thousand a second, which no runner below can answer
@@ -59,7 +60,7 @@ def saturated(gains: BatchBenefit, seconds: Callable[[int, int], float], runs: i
     return sum(ran) / spent, ran
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.floats(1e-5, 10.0), st.floats(1e-5, 10.0))
 def test_trials_cost_little_however_slow_the_other_way_is(alone: float, together: float):
     rate, _ = saturated(BatchBenefit(), lambda rows, since: alone if rows == 1 else together, 20_000)

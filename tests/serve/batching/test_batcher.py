@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from exportkit.serve.batching.batcher import MOST_PASSED_OVER, Batcher, Schedule
 from exportkit.serve.batching.pending import Batch, BatchLimits
+from tests.drawn import examples
 from tests.serve.batching.simulated_runners import Arrival, Numbered, Outcome, simulate
 
 TICK = 1 / 64  # seconds; sums of ticks are exact
-MANY = settings(deadline=None, database=None, max_examples=100)
+MANY = settings(deadline=None, database=None, max_examples=examples(100))
 
 
 def ticks(least: int, most: int) -> st.SearchStrategy[float]:

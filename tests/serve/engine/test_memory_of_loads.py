@@ -46,6 +46,7 @@ def used() -> float:
     return max(anonymous - free, heap.field7 / 1024)
 
 
+@pytest.mark.slow_but("True")
 @pytest.mark.parametrize("warm_up", [True, False])
 async def test_exchanges_leave_nothing_though_what_was_first_is_frozen(ticker_package, tmp_path, frozen, warm_up):
     path = Path(shutil.copy(ticker_package, tmp_path / "ticker.pt2"))

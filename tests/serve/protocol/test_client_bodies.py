@@ -15,6 +15,7 @@ from exportkit.serve.http.infer_endpoint import encode_answer
 from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, body_buffer, header_length_of, parse_body
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms
 from exportkit.serve.statuses import BadRequestError
+from tests.drawn import examples
 from tests.serve.protocol.messages import AS_JSON, NUMPY, address, answer_of, triton_inputs
 
 _SHAPES = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
@@ -103,7 +104,7 @@ def test_inputs_in_json_and_in_binary_data_may_be_mixed(
 
 
 @given(_BINARY, _JSON, st.text(max_size=5))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_the_client_reads_answers_bit_for_bit(
     binary: dict[str, tuple[str, np.ndarray]], values: dict[str, tuple[str, np.ndarray]], id: str
 ) -> None:

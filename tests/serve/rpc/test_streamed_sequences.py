@@ -93,6 +93,7 @@ def test_clients_that_leave_hurt_nobody_else(server: Served, alone: Any):
     staying.leave()
 
 
+@pytest.mark.slow
 def test_steps_of_a_stream_wait_however_many_rows_do(loop: asyncio.AbstractEventLoop, ticker_package: Path, alone: Any):
     with serving(loop, ticker_package, max_delay=0.02, max_queued_rows=8) as server:
         stream = Stream(server)

@@ -18,6 +18,7 @@ from exportkit.serve.sequences.table import (
     SequencesFullError,
     SequenceTable,
 )
+from tests.drawn import examples
 
 KEYS = st.tuples(st.sampled_from(["", "a", "b"]), st.integers(0, 2))
 
@@ -137,7 +138,8 @@ class SameAsALog(RuleBasedStateMachine):
         assert all(list(each.real.steps) == each.steps for each in live)
 
 
-SameAsALog.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None, database=None)
+MANY = settings(max_examples=examples(200), stateful_step_count=60, deadline=None, database=None)
+SameAsALog.TestCase.settings = MANY
 TestSameAsALog = SameAsALog.TestCase
 
 
