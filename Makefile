@@ -45,8 +45,8 @@ APT_AARCH64 := g++-aarch64-linux-gnu qemu-user
 
 help:
 	@echo "make demo    export, package, verify and run ARR-COC on a photograph; writes artifacts/demo.png"
-	@echo "make test    linters and tests, but for the slow ones: for every push"
-	@echo "make test-all    all tests, with browsers, galleries, wheels and aarch64: for a release"
+	@echo "make test    linters and one test of each promise: for every push"
+	@echo "make test-all    all tests, with all variants, browsers, galleries, wheels and aarch64: before a release"
 	@echo "make test TORCH=2.15.0    the same with another torch than the pinned one, in a venv of its own"
 	@echo "make check   linters and the tests that start no process, but for operators' and ONNX's: for every change"
 	@echo "make lines   lines added and removed by folder: of the commits of a day"

@@ -54,6 +54,7 @@ def count(module: torch.fx.GraphModule, target: object) -> int:
     return len(module.graph.find_nodes(op="call_function", target=target))
 
 
+@pytest.mark.slow_but("True")
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_linear_layer_takes_transposed_weights_and_adds_its_bias_apart(bias: bool) -> None:
     model, x = nn.Sequential(nn.Linear(6, 5, bias=bias), nn.ReLU()), torch.randn(3, 6)
@@ -89,6 +90,7 @@ def test_the_roots_of_a_normalization_are_computed_once() -> None:
     torch.testing.assert_close(module(x), model(x))
 
 
+@pytest.mark.slow
 def test_roots_of_inputs_single_numbers_and_large_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     model = FunctionModel(lambda x: x.sqrt() * model.one.exp() + model.many.sqrt() + (model.many * x).exp())
     model.one, model.many = nn.Parameter(torch.rand(())), nn.Parameter(torch.rand(9))
@@ -239,6 +241,7 @@ def test_others_are_left_alone(x: Tensor, weight: Tensor, options: dict[str, Any
     assert computed(x, weight, **options) is NotImplemented
 
 
+@pytest.mark.slow_but("0-True")
 @pytest.mark.parametrize(("axis", "small"), [(0, True), (2, False)])
 def test_only_the_batch_may_be_dynamic(axis: int, small: bool) -> None:
     model = torch.nn.Conv1d(16, 4, 3)

@@ -67,6 +67,7 @@ def added(x: Tensor, y: Tensor) -> Tensor:
 X, Y = torch.rand(4, 3), torch.rand(4, 3)
 
 
+@pytest.mark.slow_but("fixed", "equal", "follows")
 @pytest.mark.parametrize(
     ("function", "inputs", "shapes", "needs", "options"),
     [

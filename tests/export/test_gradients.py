@@ -269,7 +269,7 @@ def operators_of(spec: ExportSpec, folder: Path) -> set[str]:
     return {str(node.target).removesuffix(".default") for node in graph.nodes if node.op == "call_function"}
 
 
-@pytest.mark.slow_but("1")
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, 2])
 def test_every_operator_with_a_gradient_is_differentiated_inside_of_a_model(order: int, tmp_path: Path) -> None:
     names = [name for name in SPECS if differentiable(name) and (order == 1 or SPECS[name].second_order)]

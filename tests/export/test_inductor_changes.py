@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 import sympy
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._export.serde.serialize import GraphModuleSerializer
@@ -35,6 +35,7 @@ from exportkit.export.torch_patches.patch_table import PATCHES
 from exportkit.export.trace.traced import Traced
 from exportkit.progress import silent
 from exportkit.verify.filled_memory import CONTENTS, filled_memory
+from tests.drawn import examples
 from tests.export.compiled_code import kernels_of
 from tests.export.function_models import CPU, spec_of, traced
 
@@ -57,6 +58,7 @@ def _kernels(found: Traced, folder: Path, threads: int) -> str:
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_rows_of_one_sample_are_divided_among_threads_whatever_machine_compiles(tmp_path: Path) -> None:
     found = heads()
@@ -123,6 +125,7 @@ SYMBOLS = sympy.symbols("row gh gw column", integer=True, nonnegative=True)
 TERMS = st.lists(st.tuples(st.integers(1, 5), st.sampled_from(SYMBOLS[1:])), min_size=1, max_size=3)
 
 
+@settings(max_examples=examples(100))
 @given(TERMS, st.integers(1, 3), st.integers(1, 4), st.integers(1, 2000), st.integers(-2, 2), st.data())
 def test_joined_indices_have_the_same_value(terms, constant, divisor, scale, off, data) -> None:
     """`off` spoils the sum: then there is nothing to join."""

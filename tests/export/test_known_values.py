@@ -63,6 +63,7 @@ def test_a_number_from_a_tensor_of_sizes_is_right_at_other_sizes(number: Callabl
         assert program(torch.rand(shape)).equal(at(torch.rand(shape)))
 
 
+@pytest.mark.slow_but("<lambda>0", "<lambda>1")
 @pytest.mark.parametrize(
     "function",
     [
@@ -82,6 +83,7 @@ def test_sizes_that_follow_from_constants_are_known(function: Callable[[Tensor],
     assert not any("u" in str(size) for size in result.meta["val"].shape)
 
 
+@pytest.mark.slow_but("2", "51")
 @pytest.mark.parametrize("steps", [1, 2, 3, 8, 51])
 def test_linspace_of_a_size_is_as_near_as_eagers(steps: int) -> None:
     def line(x: Tensor) -> Tensor:

@@ -135,6 +135,7 @@ def called_by(call: Callable[[Tensor], Tensor]) -> tuple[set[str], list[str]]:
     return {str(node.target) for graph in graphs for node in graph.graph.nodes}, said
 
 
+@pytest.mark.slow_but("nested", "in_place", "custom_op")
 @pytest.mark.parametrize(
     ("call", "expected", "replaced"),
     [

@@ -131,6 +131,7 @@ def first_call(m: Function, x: Tensor) -> Tensor:
     return x + m.table
 
 
+@pytest.mark.slow_but("filled", "first_call")
 @pytest.mark.parametrize(
     "function",
     [

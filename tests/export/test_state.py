@@ -303,6 +303,7 @@ def test_what_a_program_of_torch_cannot_have_as_state_is_named(tmp_path: Path) -
         )
 
 
+@pytest.mark.slow
 def test_a_saved_program_keeps_its_state_and_cannot_get_other_state(tmp_path: Path) -> None:
     export(models.decoder(), tmp_path)
     again = export_program(resolve(str(tmp_path / "x.pt2")), tmp_path / "y.pt2")

@@ -48,6 +48,7 @@ class TakesDataclasses(torch.nn.Module):
         return Scored(batch.x * batch.scale, [Batch(batch.x + 1, mask=batch.x > 0.5)])
 
 
+@pytest.mark.slow_but("DataParallel", "<lambda>1")
 @pytest.mark.parametrize(
     "wrap",
     [

@@ -20,7 +20,8 @@ def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
 
 def named_in_code(path: Path) -> list[str]:
     """What code, other than docstrings and help, says of the plugin: modules, names and texts."""
-    tree = ast.parse(path.read_text())
+    text = path.read_text()
+    tree = ast.parse(text if any(name in text for name in NAMES) else "")
     documentation = set(map(id, docstrings(tree)))
     found = []
     for node in ast.walk(tree):

@@ -174,6 +174,7 @@ def test_a_handle_of_a_closed_model_is_refused(tiny_package, monkeypatch):
         torch.ops.exportkit.close(number)
 
 
+@pytest.mark.slow_but("here-*", "isolated-4", "without*-1")
 @pytest.mark.parametrize("runners", [1, 4])
 @pytest.mark.parametrize("way", ways.PYTHON)
 def test_many_threads_with_mixed_shapes_get_the_answers_of_one(tiny_package, monkeypatch, way, runners):

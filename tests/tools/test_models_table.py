@@ -50,6 +50,7 @@ def test_every_model_of_the_catalogue_has_its_own_title_and_a_function_that_make
         assert inspect.signature(maker).return_annotation == "ExportSpec"
 
 
+@pytest.mark.slow_but("unet", "lstm", "gru", "transformer_encoder")
 @pytest.mark.parametrize("name", [name for name, model in CATALOGUE.items() if not model.needs and name != "arr_coc"])
 def test_a_model_without_dependencies_runs_on_its_own_inputs(name: str) -> None:
     spec = getattr(more_models, name)()

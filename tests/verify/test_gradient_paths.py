@@ -47,6 +47,7 @@ def held(
     return held_along_paths(evaluate, start, seed=seed, precision=torch.finfo(dtype).eps)
 
 
+@pytest.mark.slow_but("springs", "a kink")
 @pytest.mark.parametrize("name", POTENTIALS)
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6), dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))

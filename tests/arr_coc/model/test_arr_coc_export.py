@@ -62,7 +62,7 @@ def test_the_exported_program_answers_as_eager_does_at_every_size(kwargs: dict[s
         assert all(torch.equal(outputs[name], expected[name]) for name in expected), size
 
 
-@pytest.mark.slow_but("{}*")
+@pytest.mark.slow
 @pytest.mark.parametrize(("kwargs", "texture"), [({}, {"fused_texture"}), ({"encoder": "vit-tiny"}, set())], ids=str)
 def test_the_exported_graph_has_the_fused_forms(kwargs: dict[str, Any], texture: set[str]):
     spec = export_spec(**kwargs)

@@ -261,6 +261,7 @@ def test_relu_is_torchs_after_the_same_linear_layer(training: bool):
     torch.testing.assert_close(mlp(x), mlp.fc2(torch.relu(mlp.fc1(x))), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow_but("4-4-*")
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("kwargs", [VIT, VIT_14], ids=["patch 16", "patch 14"])
 @pytest.mark.parametrize(("rows", "columns"), [(4, 4), (5, 9), (15, 14)])

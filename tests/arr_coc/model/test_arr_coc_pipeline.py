@@ -15,6 +15,7 @@ NAMES = ["features", "indices", "budgets", "scores", "positions", "relevance"]
 CONFIGS = [pytest.param(kwargs, id=name) for name, kwargs in ALL.items()]
 
 
+@pytest.mark.slow_but("*-filters", "1-4-4-vit")
 @pytest.mark.parametrize("kwargs", CONFIGS)
 @pytest.mark.parametrize(("batch", "rows", "columns"), [(1, 4, 4), (2, 5, 9), (5, 7, 4), (1, 13, 17)])
 def test_outputs_have_the_promised_names_shapes_and_dtypes(kwargs: dict[str, Any], batch: int, rows: int, columns: int):
@@ -197,6 +198,7 @@ def test_the_layout_of_the_inputs_does_not_matter(kwargs: dict[str, Any]):
     torch.testing.assert_close(outputs["relevance"], expected["relevance"])
 
 
+@pytest.mark.slow_but("*-filters", "torch.bfloat16-0.04-vit")
 @pytest.mark.parametrize("kwargs", CONFIGS)
 @pytest.mark.parametrize(
     ("dtype", "atol"), [(torch.float64, 1e-5), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)], ids=str

@@ -23,6 +23,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.slow_but("filters*")
 @pytest.mark.parametrize("kwargs", TRAINED.values(), ids=TRAINED.keys())
 def test_twenty_steps_lower_the_loss_and_move_balancer_encoder_and_query(kwargs: dict[str, Any]):
     model = shallow(build(**kwargs, k=9)).train()

@@ -43,6 +43,7 @@ def test_every_grey_level_of_eight_bits_is_neutral(device: torch.device):
 RANGES = [(0.0, 1.0), (-1.0, 2.0), (0.0, 1e-3), (1.0, 10.0), (100.0, 1000.0), (1e4, 1e6), (1e9, 1e12)]
 
 
+@pytest.mark.slow_but("*-0.0-1.0")
 @pytest.mark.parametrize(("low", "high"), RANGES)
 def test_lab_is_as_accurate_as_atens_float32(device: torch.device, low: float, high: float):
     """Also far beyond [0, 1], where a logarithm's relative error is that of a large exponent."""
@@ -54,6 +55,7 @@ def test_lab_is_as_accurate_as_atens_float32(device: torch.device, low: float, h
     assert (errors[0] <= errors[1] + rounding).all(), errors
 
 
+@pytest.mark.slow_but("*-0.0-1.0")
 @pytest.mark.parametrize(("low", "high"), RANGES)
 def test_the_gradient_of_lab_is_as_accurate_as_atens_float32(device: torch.device, low: float, high: float):
     rgb = torch.rand(2, 3, 300, 400, device=device) * (high - low) + low

@@ -15,7 +15,7 @@ from tests.operators.contract.faulty_operators import WITHOUT_COMPILERS
 from tests.operators.contract.right_operators import RIGHT
 
 
-@pytest.mark.slow_but("writes to a single*", "writes to an image*", "finds one*", "refuses what is not sorted*")
+@pytest.mark.slow_but("writes to a single*", "finds one*", "takes no tensor")
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_operator_is_not_called_broken(name: str):
     broken = [f for f in check_operator(RIGHT[name], WITHOUT_COMPILERS).findings if f.severity is Severity.broken]
