@@ -361,6 +361,7 @@ print(len(model.cases))
     assert int(run_python(code, package, device, cwd=tmp_path)) > 0
 
 
+@pytest.mark.slow
 def test_it_loads_in_cpp(package: Path, device: torch.device):
     (target,) = manifest_of(package).targets
     stock_loader.check("Quantize", package, target.name, device.type)

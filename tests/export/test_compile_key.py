@@ -73,6 +73,7 @@ def test_a_program_that_is_traced_again_has_the_same_key(plain: str) -> None:
     assert key(**{"aot_inductor.output_path": "/tmp/another"}) == plain
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_another_process_finds_the_same_key(plain: str, tmp_path: Path) -> None:
     code = "from tests.export.test_compile_key import key; print(key())"

@@ -191,6 +191,7 @@ class BranchesOverTurned(torch.nn.Module):
         return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y + 1, (turned,))
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_branches_read_their_operands_as_they_lie(tmp_path: Path) -> None:
     torch.manual_seed(0)

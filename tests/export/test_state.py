@@ -27,13 +27,11 @@ from exportkit.export.trace.draft import draft_of
 from exportkit.export.trace.lifted import run_program
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Size, StateUse
-from exportkit.verify.options import VerifyOptions
-from exportkit.verify.verify import verify
 from tests.artifacts import artifact
 from tests.export import state_models as models
 from tests.export.function_models import exported
 from tests.export.state_models import Decoder, Detector, Tied, Writes
-from tests.verify.told_worker import replayed, replayed_here
+from tests.verify.told_worker import replayed
 
 export = partial(exported, edge_cases=False)
 
@@ -73,14 +71,6 @@ def test_methods_share_nested_state_and_take_only_what_they_use(tmp_path: Path) 
     assert [[call.method for call in case.calls] for case in manifest.cases][-1] == ["prefill", *["decode"] * 4]
     assert [len(case.calls) for case in manifest.cases].count(1) == 4  # of embed, which has no state
     assert replayed(tmp_path / "x.pt2") == 4 * (1 + 5)
-
-
-@pytest.mark.slow
-def test_a_method_without_state_beside_others_is_verified_as_a_program(tmp_path: Path) -> None:
-    export(models.decoder(), tmp_path)
-    with replayed_here():
-        report = verify(tmp_path / "x.pt2", VerifyOptions(against="cases"))
-    assert report.exit_code == 0
 
 
 def test_assigned_buffers_are_written_and_results_are_not_the_state_itself(tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ def test_every_machine_has_a_default_among_its_instruction_sets(monkeypatch: pyt
         cpu_isas.check_cpu_isa(default)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the artifact is for x86-64")
 def test_the_library_of_a_model_is_unmapped_when_it_is_closed(tmp_path: Path) -> None:
     """Else each new version of a served model would stay in memory, and its symbols would be shared with others."""

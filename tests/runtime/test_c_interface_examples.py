@@ -104,6 +104,7 @@ def test_the_example_of_sessions_needs_a_case_with_state(example, tiny_package, 
     assert "no recorded case with state" in done.stderr
 
 
+@pytest.mark.slow
 def test_where_memory_ends_every_function_returns_an_error(tiny_package, tmp_path):
     require("g++")
     source, program = Path(__file__).with_name("no_memory.cpp"), tmp_path / "no_memory"

@@ -182,6 +182,7 @@ def test_a_wrong_node_is_found_where_the_output_cannot_be_judged(verified: Calla
     assert {error["name"] for error in found["errors"]} == {found["node"]["name"]}
 
 
+@pytest.mark.slow
 def test_an_answer_further_off_than_eager_moves_is_wrong(verified: Callable[..., dict[str, Any]]) -> None:
     said = verified("20.0")
     assert said["exit_code"] == 1

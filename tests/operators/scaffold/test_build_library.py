@@ -50,6 +50,7 @@ def toy(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_build_says_what_a_fresh_process_finds(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ops", "build", str(package)]) == 0
     first, *schemas = capsys.readouterr().out.splitlines()
