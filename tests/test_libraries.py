@@ -205,6 +205,7 @@ def test_torchs_libraries_are_known_where_torch_is_a_link(tmp_path: Path) -> Non
     assert not [path for path in others if Path(path).name.startswith(("libtorch", "libc10"))]
 
 
+@pytest.mark.slow
 def test_the_namespaces_of_torch_are_those_that_it_and_its_compiler_register(tmp_path: Path) -> None:
     """A namespace too few costs a probe process; one too many lets an operator be taken for torch's own."""
     code = """

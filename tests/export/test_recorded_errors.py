@@ -178,6 +178,7 @@ def in_another_order(x: Tensor, seed: int) -> Tensor:
     return 1 / total
 
 
+@pytest.mark.slow
 def test_right_code_is_three_times_worse_by_luck_and_is_taken_for_right() -> None:
     alarms = {"eager's": 0, "of several runs": 0}
     for seed in range(20):

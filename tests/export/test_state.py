@@ -308,6 +308,7 @@ def test_a_saved_program_keeps_its_state_and_cannot_get_other_state(tmp_path: Pa
         export_program(resolve(str(tmp_path / "x.pt2")), tmp_path / "y.pt2", TraceOptions(state=["position"]))
 
 
+@pytest.mark.slow
 def test_programs_answer_as_one_model_over_the_weights_that_it_has(tmp_path: Path) -> None:
     spec = models.decoder()
     export(spec, tmp_path)

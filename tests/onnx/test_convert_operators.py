@@ -122,6 +122,7 @@ def test_operators_answer_like_their_kernels_at_all_sizes_and_with_nan(dtype: to
     assert ran > 2 * len(calls)
 
 
+@pytest.mark.slow
 def test_a_triton_operator_becomes_a_function_of_its_reference() -> None:
     class Net(torch.nn.Module):
         def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,6 +162,7 @@ def test_a_size_that_an_operator_takes_is_an_input_of_its_function() -> None:
                 assert_close(answer, kernel, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_what_onnx_runtime_has_no_kernel_for_is_named_with_its_dtype() -> None:
     class Add(torch.nn.Module):

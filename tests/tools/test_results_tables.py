@@ -76,6 +76,7 @@ def test_a_row_that_was_not_measured_is_an_error():
         results_tables.readme_section(gpu_and_cpu(), [])
 
 
+@pytest.mark.slow
 def test_a_plot_is_drawn_and_is_the_same_file_again(tmp_path):
     pytest.importorskip("matplotlib")
     from tools.results_plot import draw

@@ -45,7 +45,7 @@ def calls(draw: st.DrawFn) -> tuple[list[int], int, int, int]:
     return weights, low, high, draw(st.integers(low * len(weights), high * len(weights)))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(calls())
 def test_the_allotment_is_the_definition(call: tuple[list[int], int, int, int]):
     weights, low, high, total = call

@@ -30,6 +30,7 @@ def test_a_shared_library_is_listed_with_what_it_lacks_and_needs(ops):
     assert (file["path"], file["cpp"], file["needs_torch"], file["beyond"]) == (str(library), False, "2.11", [])
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_our_own_operators_have_fakes_gradients_and_autocast_rules(capsys):
     assert main(["ops", "list", "exportkit.arr_coc"]) == 0
@@ -58,6 +59,7 @@ def test_symbols_of_torchs_cpp_are_beyond_the_stable_abi():
     assert any(symbol.startswith("_ZN2at") for symbol in listed.beyond)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_kernel_of_the_hugging_face_hub_is_listed_from_the_folder_of_its_build(ops, tmp_path, capsys):
     """Its operators are in a namespace that has a hash."""
