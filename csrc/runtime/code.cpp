@@ -151,7 +151,8 @@ void Code::set_constants(const std::unordered_map<std::string, std::string>& con
   std::map<std::string, std::string> names;  // from the constant's name to AOTInductor's internal name
   for (const auto& [name, constant] : constants) {
     if (is_computed(constant)) continue;
-    names.emplace(constant, name);
+    TORCH_CHECK(names.emplace(constant, name).second, "the code has several constants of the name ", constant,
+                ", of which one would stay unset: export it again");
     TORCH_CHECK(constants_.count(constant), "the manifest does not say which weight the code takes for ", constant);
   }
   for (const auto& [constant, tensor] : constants_) {

@@ -230,6 +230,8 @@ def _lend_constants(container: Any, constants: Mapping[str, torch.Tensor]) -> No
     # Within the code, AOTInductor uses names derived from the constants' names.
     known = container.get_constant_names_to_original_fqns().items()
     names = {constant: name for name, constant in known if not constant.startswith(COMPUTED)}
+    if len(names) < sum(not constant.startswith(COMPUTED) for _, constant in known):
+        raise RuntimeError("the code has several constants of one name, of which one would stay unset: export it again")
     if names.keys() != constants.keys():
         odd = ", ".join(sorted(names.keys() ^ constants.keys()))
         raise RuntimeError(f"the code's constants differ from the manifest's: {odd}")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
+from exportkit import ExportSpec, load
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.artifact import export_aoti
 from exportkit.export.compile.program_weights import ProgramWeights
@@ -17,6 +20,7 @@ from exportkit.export.models.resolve import resolve
 from exportkit.export.record.host_copies import elements
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest, Weight
+from exportkit.runtime import runner
 from tests.artifacts import artifact
 from tests.export.weights_models import Weighted
 
@@ -94,6 +98,38 @@ def test_embedded_weights_are_in_the_code_and_nowhere_else() -> None:
 
 def program_of(model: torch.nn.Module, *args: torch.Tensor) -> torch.export.ExportedProgram:
     return torch.export.export(model.eval(), args)
+
+
+class Codebook(torch.nn.Module):
+    """Uses a tensor twice that is computed from buffers, beside a product whose weight is turned at load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 16)
+        self.register_buffer("total", torch.rand(16, 16) + 1)
+        self._table: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._table is None:
+            self._table = self.total / self.total.sum(1)[:, None]
+        distances = torch.cdist(self.linear(x)[None], self._table[None])[0]
+        return functional.embedding(distances.argmin(-1), self._table), distances
+
+
+@pytest.mark.process
+def test_a_constant_that_is_used_twice_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Codebook(), torch.rand(3, 16)
+    export_aoti(ExportSpec(model, (x,)), tmp_path / "x.pt2", TraceOptions(cases=0, edge_cases=False))
+    for runtime in ("cpp", "python"):
+        monkeypatch.setenv("EXPORTKIT_RUNTIME", runtime)
+        with load(tmp_path / "x.pt2", device="cpu") as loaded:
+            torch.testing.assert_close(loaded(x), model(x))
+
+
+def test_code_with_two_constants_of_one_name_is_refused() -> None:
+    container = SimpleNamespace(get_constant_names_to_original_fqns=lambda: {"table": "table", "table_0": "table"})
+    with pytest.raises(RuntimeError, match="several constants of one name"):
+        runner._lend_constants(container, {"table": torch.zeros(3)})
 
 
 def test_the_programs_memory_is_what_is_written() -> None:

@@ -17,11 +17,11 @@ from exportkit.export.sizes.guards import judged_conditions, placed_relation
 from exportkit.export.sizes.tried_sizes import Ranges, counterexamples, holds
 from exportkit.export.torch_patches.patched import DOOR, Function, all_patched
 
-_ASKING = ("/symbolic_shapes.py", "/sym_node.py", "/recording.py", "/torch/__init__.py", "/_inductor/sizevars.py", DOOR)
+_ASKING = ("/symbolic_shapes.py", "/sym_node.py", "/recording.py", "/torch/__init__.py", DOOR)
 
-# Functions of torch that look for a layout. Where they find that sizes or strides differ, they go the longer way, which
-# is right for equal ones, too.
-_LAYING_OUT = ("K.__lt__", "_reshape_view_helper", "_reshape_view_helper_core_alg", "Layout._stride_expr_ge_or_false")
+# What sorts strides, and what flattens and splits dimensions for a view. Where these find that two sizes or strides
+# differ, they go a way that is right for equal ones, too.
+_LAYING_OUT = ("K.__lt__", "_reshape_view_helper", "_reshape_view_helper_core_alg")
 
 
 class AssumedSizeError(BaseException):
@@ -80,14 +80,22 @@ def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
 
 
 def _of_layout(condition: sympy.Basic) -> bool:
-    """Returns whether a condition says that a size is not 1, or is asked by what describes an operator's result."""
+    """Returns whether code is right where a condition fails, too.
+
+    So it is if the condition says that a size is not 1, if what describes an operator's result asks, and if torch goes
+    on as for sizes of which nothing is known: `guard_or_false` and `guard_or_true` have a way that is right for all.
+    """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.endswith(_ASKING):
+        if frame.f_code.co_name == "_evaluate_expr":
+            unknown, found = (frame.f_locals[name] for name in ("fallback_value", "concrete_val"))
+            if unknown is not None and unknown == bool(found):
+                return True
         frame = frame.f_back
+    if frame is not None and frame.f_code.co_filename.endswith("/_subclasses/fake_impls.py"):
+        return True
     asks = frame.f_code.co_qualname if frame is not None else ""
     if asks.endswith(_LAYING_OUT) and isinstance(condition, (sympy.Ne, sympy.Lt, sympy.Gt)):
-        return True
-    if frame is not None and frame.f_code.co_filename.endswith("/_subclasses/fake_impls.py"):
         return True
     if isinstance(condition, (sympy.Lt, sympy.Le)):
         condition = condition.reversed

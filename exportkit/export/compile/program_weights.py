@@ -16,7 +16,7 @@ from torch.export.graph_signature import InputKind
 
 from exportkit.errors import ExportError
 from exportkit.export.record.host_copies import HostCopies
-from exportkit.export.torch_patches.patched import Function, patched
+from exportkit.export.torch_patches.patched import Function, all_patched
 from exportkit.package.consistency import WEIGHTS_DIR
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Weight
@@ -101,7 +101,10 @@ class ProgramWeights:
             with config.patch(always_keep_tensor_constants=keep):
                 return get_attr(graph, target, *rest, **named)
 
-        with patched("GraphLowering.get_attr", keeping_weights):
+        with all_patched(
+            ("GraphLowering.get_attr", keeping_weights),
+            ("GraphLowering.allocate_non_dup_const_name", _one_name_for_one_tensor),
+        ):
             yield
 
     def take(self, constants: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, str]:
@@ -144,6 +147,21 @@ class ProgramWeights:
         record = f"{WEIGHTS_DIR}/{digest}"
         self.records.setdefault(record, content)
         self._weights[name] = msgspec.structs.replace(self._weights[name], record=record)
+
+
+def _one_name_for_one_tensor(allocate: Function, graph: Any, name: str | None, data: torch.Tensor) -> Any:
+    """Names the constants of a graph so that who sets them by name sets all of them.
+
+    Where code computes at load, Inductor makes a constant of each use of a tensor, and calls them all the same outside.
+    """
+    names = graph.allocated_constant_name
+    for constant, outside in names.items():
+        if outside == name and graph.constants.get(constant) is data:
+            return constant
+    constant = allocate(graph, name, data)
+    if any(outside == names[constant] for other, outside in names.items() if other != constant):
+        names[constant] = constant  # another tensor has that name, in a branch or a body of a loop
+    return constant
 
 
 def _sha256(content: memoryview) -> str:

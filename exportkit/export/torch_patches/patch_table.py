@@ -155,6 +155,11 @@ _TABLE = (
         {"torch._inductor.graph:GraphLowering.get_attr": "(self, target, args, kwargs)"},
     ),
     *_patches(
+        "Each tensor that code takes from outside has one name.",
+        "docs/upstream/constants-of-one-name.md",
+        {"torch._inductor.graph:GraphLowering.allocate_non_dup_const_name": "(self, name, data)"},
+    ),
+    *_patches(
         "On a GPU, products of one row are written by Inductor, with what comes after them, and read memory fast.",
         "docs/upstream/products-of-one-row.md",
         {
