@@ -14,6 +14,7 @@ from typing import Any
 import sympy
 import torch
 from torch._inductor.virtualized import V
+from torch.torch_version import TorchVersion
 
 from exportkit.export.torch_patches.dispatch import by_name
 from exportkit.export.torch_patches.patched import Function, all_patched
@@ -87,6 +88,9 @@ def _passed(wrapper: Any, argument: Any, value: Any) -> Any:
         return value
     if isinstance(value, bool):
         return None
+    if TorchVersion(torch.__version__) >= "2.15":  # which passes a torch.SymInt, and of other integers only int itself
+        shapes = V.graph.sizevars.shape_env
+        return value if isinstance(value, torch.SymInt) else shapes.create_symintnode(value, hint=None)
     size = _Written()
     size.text = wrapper.val_to_arg_str_for_prim_type(value, None)
     return size
