@@ -280,6 +280,7 @@ _TABLE = (
         "A vector is added to one element, as by index_add into one column, where Inductor fails in an assertion.",
         "docs/upstream/index-add-of-one-column.md",
         {"torch._inductor.codegen.cpp:CppVecKernel.store": "(self, name, index, value, mode=...)"},
+        until="2.14",
     ),
     *_patches(
         "What is computed from a position wraps, and rounds, as its dtype does.",
@@ -357,6 +358,7 @@ _TABLE = (
         "A tensor that is written with what another one was gets that, also where the other is written first.",
         "docs/upstream/values-before-writes.md",
         {"torch._inductor.fx_passes.post_grad:remove_noop_ops": "(graph)"},
+        until="2.15",
     ),
     *_patches(
         "Numbers left to their defaults are in the list of calls; without them a call ends with a mismatch of ints.",
