@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load as load_tensors
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.nn import functional
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing
 
@@ -176,6 +177,11 @@ def test_conditions_that_choose_a_layout_are_forgiven() -> None:
         with pytest.raises(AssumedSizeError, match="only where input:0 == 2"):
             int(x.shape[0])
         assert x.shape[0] > 1
+        assert not guard_or_false(x.shape[0] > 40)
+        with pytest.raises(AssumedSizeError, match="only where input:0 <= 40"):  # who asks so may need it
+            bool(x.shape[0] > 40)
+        with pytest.raises(AssumedSizeError, match="only where input:0 < 40"):
+            guard_or_false(x.shape[0] < 40)  # the example's way, not that of any size
         functional.conv2d(x, values["p_weight"])  # asks which of its kernels will compute it
 
 

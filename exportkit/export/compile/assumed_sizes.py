@@ -17,11 +17,11 @@ from exportkit.export.sizes.guards import judged_conditions, placed_relation
 from exportkit.export.sizes.tried_sizes import Ranges, counterexamples, holds
 from exportkit.export.torch_patches.patched import DOOR, Function, all_patched
 
-_ASKING = ("/symbolic_shapes.py", "/sym_node.py", "/recording.py", "/torch/__init__.py", DOOR)
+_ASKING = ("/symbolic_shapes.py", "/sym_node.py", "/recording.py", "/torch/__init__.py", "/_inductor/sizevars.py", DOOR)
 
 # What sorts strides, and what flattens and splits dimensions for a view. Where these find that two sizes or strides
 # differ, they go a way that is right for equal ones, too.
-_LAYING_OUT = ("K.__lt__", "_reshape_view_helper", "_reshape_view_helper_core_alg")
+_LAYING_OUT = ("K.__lt__", "_reshape_view_helper", "_reshape_view_helper_core_alg", "compare_sizes")
 
 
 class AssumedSizeError(BaseException):
@@ -44,7 +44,8 @@ def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
 
     Torch takes such a condition for granted from then on, and compiled code checks none. What is asked to choose a
     layout is forgiven, and what fails only where a condition fails that eager has judged: the cases hold the code
-    against eager there. A condition on sizes that depend on data cannot be noted, and raises, too.
+    against eager there. Nothing follows from what was forgiven: who asks the same for another reason is looked at anew.
+    A condition on sizes that depend on data cannot be noted, and raises, too.
     """
     judged = judged_conditions(program)
     forgiven: set[sympy.Basic] = set()
@@ -57,17 +58,26 @@ def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
     def look(log_guard: Function, env: ShapeEnv, prefix: str, guard: Any, *rest: Any, **named: Any) -> None:
         symbols: set[sympy.Symbol] = getattr(guard, "free_symbols", set())
         declared = prefix == "eval" and symbols and symbols <= ranges.keys()  # else checked where code runs
-        if declared and not _of_layout(guard) and counterexamples(guard, ranges):
+        if declared and _is_right_elsewhere(guard):
+            forgiven.update((guard, env.simplify(guard)))
+        elif declared and not _is_not_one(guard) and counterexamples(guard, ranges):
             if not any(holds(sympy.Or(guard, sympy.Not(each)), ranges) for each in judged):
                 raise AssumedSizeError(placed_relation(guard, env))
-            forgiven.add(guard)
+            forgiven.update((guard, env.simplify(guard)))
         log_guard(env, prefix, guard, *rest, **named)
 
     def conclude_unless_forgiven(conclude: Function, env: ShapeEnv, guard: Any) -> None:
         if guard not in forgiven:
             conclude(env, guard)
 
-    with all_patched(("ShapeEnv._log_guard", look), ("ShapeEnv._maybe_guard_rel", conclude_unless_forgiven)):
+    def implied_unless_forgiven(implied: Function, env: ShapeEnv, guard: Any) -> Any:
+        return () if guard in forgiven else implied(env, guard)
+
+    with all_patched(
+        ("ShapeEnv._log_guard", look),
+        ("ShapeEnv._maybe_guard_rel", conclude_unless_forgiven),
+        ("ShapeEnv.get_implications", implied_unless_forgiven),
+    ):
         try:
             yield
         except Exception as error:
@@ -79,11 +89,19 @@ def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
             raise AssumedSizeError(str(cause.cond)) from error
 
 
-def _of_layout(condition: sympy.Basic) -> bool:
-    """Returns whether code is right where a condition fails, too.
+def _is_not_one(condition: sympy.Basic) -> bool:
+    """Returns whether a condition says that a size is not 1."""
+    if isinstance(condition, (sympy.Lt, sympy.Le)):
+        condition = condition.reversed
+    least = 2 if isinstance(condition, sympy.Ge) else 1
+    return isinstance(condition, (sympy.Gt, sympy.Ge, sympy.Ne)) and condition.rhs == least
 
-    So it is if the condition says that a size is not 1, if what describes an operator's result asks, and if torch goes
-    on as for sizes of which nothing is known: `guard_or_false` and `guard_or_true` have a way that is right for all.
+
+def _is_right_elsewhere(condition: sympy.Basic) -> bool:
+    """Returns whether code is right where a condition fails, too, by who asks.
+
+    So it is if what describes an operator's result asks, and if torch goes on as for sizes of which nothing is known:
+    `guard_or_false` and `guard_or_true` have a way that is right for all.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.endswith(_ASKING):
@@ -92,12 +110,9 @@ def _of_layout(condition: sympy.Basic) -> bool:
             if unknown is not None and unknown == bool(found):
                 return True
         frame = frame.f_back
-    if frame is not None and frame.f_code.co_filename.endswith("/_subclasses/fake_impls.py"):
+    if frame is None:
+        return False
+    if frame.f_code.co_filename.endswith("/_subclasses/fake_impls.py"):
         return True
-    asks = frame.f_code.co_qualname if frame is not None else ""
-    if asks.endswith(_LAYING_OUT) and isinstance(condition, (sympy.Ne, sympy.Lt, sympy.Gt)):
-        return True
-    if isinstance(condition, (sympy.Lt, sympy.Le)):
-        condition = condition.reversed
-    least = 2 if isinstance(condition, sympy.Ge) else 1
-    return isinstance(condition, (sympy.Gt, sympy.Ge, sympy.Ne)) and condition.rhs == least
+    asks = frame.f_code.co_qualname
+    return asks.endswith(_LAYING_OUT) and isinstance(condition, (sympy.Ne, sympy.Lt, sympy.Gt))

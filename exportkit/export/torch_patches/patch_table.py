@@ -67,7 +67,10 @@ _TABLE = (
     *_patches(
         "torch fixes or narrows no size by a condition that fails for declared ones: eager judges it.",
         "docs/upstream/conditions-on-sizes.md",
-        {"torch.fx.experimental.symbolic_shapes:ShapeEnv._maybe_guard_rel": "(self, expr)"},
+        {
+            "torch.fx.experimental.symbolic_shapes:ShapeEnv._maybe_guard_rel": "(self, expr)",
+            "torch.fx.experimental.symbolic_shapes:ShapeEnv.get_implications": "(self, e)",
+        },
     ),
     *_patches(
         "torch.export would unroll recurrent layers, which fixes their length; they stay whole.",
