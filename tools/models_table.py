@@ -164,7 +164,7 @@ def page(documents: Iterable[Results]) -> str:
     return "\n".join(lines) + "\n"
 
 
-_LONGEST = 110  # letters of a reason
+_LONGEST = 100  # letters of a reason
 _DTYPES = ("float32", "bfloat16", "float16")
 _INTRODUCTION = """\
 # Models that were exported
@@ -172,8 +172,7 @@ _INTRODUCTION = """\
 Written by `make docs` from [real runs](../../benchmarks/models) of `python -m tools.models_table`. The models are
 [small, with random weights](../../tools/model_catalogue.py); the batch varies, and with many the length of texts and
 sounds or the size of images. ✓: exported, packaged, and twelve calls verified against eager at other sizes, each step
-in a process of its own. A number: the reason below. An empty cell: not run. ONNX models ran on ONNX Runtime. The
-results say how long each step took.
+in a process of its own. A number: the reason below. An empty cell: not run.
 """
 
 
@@ -183,7 +182,7 @@ def _cell(result: Results | None, reasons: dict[str, int]) -> str:
         return "✓" if result else ""
     first, *others = result["said"].splitlines()
     detail = f" {others[0].strip()}" if others and first.endswith(":") else ""
-    told = re.sub(r":? `[^`]*`", "", f"{first}{detail}")  # the file and the line suffice
+    told = re.sub(r":? `[^`]*`|[\w/]+/(?=\w+\.py:)", "", f"{first}{detail}")  # the file's name and the line suffice
     told = told if len(told) <= _LONGEST else f"{told[:_LONGEST].rpartition(' ')[0]} ..."
     reason = f"torch {result['torch']}, {result['ended']}: {told}"
     return str(reasons.setdefault(reason, len(reasons) + 1))
