@@ -59,8 +59,9 @@ def _bare(arguments: ast.arguments) -> str:
 
 def differences(folder: Path) -> list[str]:
     """Returns a line for each entry of the table that does not fit. What is not Python's there is passed over."""
-    version = re.search(r"__version__ = '(.+)'", (folder / "torch" / "version.py").read_text())
-    assert version, f"{folder} has no torch/version.py"
+    file = folder / "torch" / "version.py"
+    if (version := re.search(r"__version__ = '(.+)'", file.read_text())) is None:
+        raise SystemExit(f"{file} has no __version__: unpack the wheel of a release of torch")
     needed = [patch for patch in PATCHES.values() if is_needed(patch, version[1])]
     return [line for patch in needed if (line := _difference(folder, patch))]
 

@@ -57,7 +57,7 @@ class Code {
 
   // Runs flat inputs that the package allows on the current stream of the model's device, and returns flat outputs.
   // Throws c10::Error if the code refuses a value: on a GPU, that may be one of an earlier call on this stream, or one
-  // of an earlier call with the same `refused`, the session's memory for it. `last` is that of Graphs::run.
+  // of an earlier call with the same `refused`, the session's memory for it. `last`: see Graphs::run.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
                               const std::optional<at::Tensor>& refused = std::nullopt,
                               std::vector<at::Tensor>* last = nullptr) const;

@@ -178,10 +178,10 @@ def test_conditions_that_choose_a_layout_are_forgiven() -> None:
             int(x.shape[0])
         assert x.shape[0] > 1
         assert not guard_or_false(x.shape[0] > 40)
-        with pytest.raises(AssumedSizeError, match="only where input:0 <= 40"):  # who asks so may need it
+        with pytest.raises(AssumedSizeError, match="only where input:0 <= 40"):  # this answer is used
             bool(x.shape[0] > 40)
         with pytest.raises(AssumedSizeError, match="only where input:0 < 40"):
-            guard_or_false(x.shape[0] < 40)  # the example's way, not that of any size
+            guard_or_false(x.shape[0] < 40)  # it takes the way of the example
         functional.conv2d(x, values["p_weight"])  # asks which of its kernels will compute it
 
 

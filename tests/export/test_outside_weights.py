@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch.nn import functional
 from exportkit import ExportSpec, load
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.artifact import export_aoti
+from exportkit.export.compile import program_weights
 from exportkit.export.compile.program_weights import ProgramWeights
 from exportkit.export.export_options import CompileOptions, TraceOptions
 from exportkit.export.models.resolve import resolve
@@ -124,6 +126,20 @@ def test_a_constant_that_is_used_twice_is_one(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setenv("EXPORTKIT_RUNTIME", runtime)
         with load(tmp_path / "x.pt2", device="cpu") as loaded:
             torch.testing.assert_close(loaded(x), model(x))
+
+
+def test_tensors_of_one_name_in_branches_get_names_of_their_own() -> None:
+    graph = SimpleNamespace(constants={}, allocated_constant_name={})
+
+    def allocate(graph: Any, name: str, data: torch.Tensor) -> str:  # as Inductor does
+        new = name if name not in graph.constants else f"{name}_{len(graph.constants)}"
+        graph.constants[new], graph.allocated_constant_name[new] = data, name
+        return new
+
+    one, other = torch.zeros(3), torch.zeros(3)
+    named = [program_weights._one_name_for_one_tensor(allocate, graph, "table", each) for each in (one, other, one)]
+    assert named == ["table", "table_1", "table"]
+    assert graph.allocated_constant_name == {"table": "table", "table_1": "table_1"}
 
 
 def test_code_with_two_constants_of_one_name_is_refused() -> None:

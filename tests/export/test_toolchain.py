@@ -179,7 +179,7 @@ exec {gxx} "$@" -O0
 def meeting_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The log of a compiler that compiles one of a model's sources only while the other one is compiled too."""
     if (gxx := shutil.which("g++")) is None:
-        pytest.skip("there is no g++, which this is about")
+        pytest.skip("this machine has no g++")
     monkeypatch.setenv("CCACHE_DISABLE", "1")
     folder, log = tmp_path / "compiler", tmp_path / "log"
     folder.mkdir()
@@ -242,7 +242,7 @@ exec "$@"
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts_process: None) -> Path:
     """What ccache was told, if it is asked: one on the path that keeps nothing."""
     if shutil.which("g++") is None:
-        pytest.skip("there is no g++, which this is about")
+        pytest.skip("this machine has no g++")
     program = tmp_path / "bin" / "ccache"
     program.parent.mkdir()
     _program(program, LOGGING.format(log=tmp_path / "log"))

@@ -44,8 +44,8 @@ def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
 
     Torch takes such a condition for granted from then on, and compiled code checks none. What is asked to choose a
     layout is forgiven, and what fails only where a condition fails that eager has judged: the cases hold the code
-    against eager there. Nothing follows from what was forgiven: who asks the same for another reason is looked at anew.
-    A condition on sizes that depend on data cannot be noted, and raises, too.
+    against eager there. Torch concludes nothing from what was forgiven. If it asks the same elsewhere, that is judged
+    again. A condition on sizes that depend on data cannot be noted, and raises, too.
     """
     judged = judged_conditions(program)
     forgiven: set[sympy.Basic] = set()
@@ -58,10 +58,9 @@ def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
     def look(log_guard: Function, env: ShapeEnv, prefix: str, guard: Any, *rest: Any, **named: Any) -> None:
         symbols: set[sympy.Symbol] = getattr(guard, "free_symbols", set())
         declared = prefix == "eval" and symbols and symbols <= ranges.keys()  # else checked where code runs
-        if declared and _is_right_elsewhere(guard):
-            forgiven.update((guard, env.simplify(guard)))
-        elif declared and not _is_not_one(guard) and counterexamples(guard, ranges):
-            if not any(holds(sympy.Or(guard, sympy.Not(each)), ranges) for each in judged):
+        elsewhere = declared and _is_right_elsewhere(guard)
+        if elsewhere or (declared and not _is_not_one(guard) and counterexamples(guard, ranges)):
+            if not elsewhere and not any(holds(sympy.Or(guard, sympy.Not(each)), ranges) for each in judged):
                 raise AssumedSizeError(placed_relation(guard, env))
             forgiven.update((guard, env.simplify(guard)))
         log_guard(env, prefix, guard, *rest, **named)
