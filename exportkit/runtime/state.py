@@ -98,8 +98,7 @@ class LocalState:
         self._tensors: list[torch.Tensor] | None = tensors
         self._spans = Spans(zip(self._names, tensors))
         self._device = code.device
-        # By method, its runner and the memory for what its calls on a GPU refuse.
-        self._memory: dict[str, tuple[Runner, torch.Tensor]] = {}
+        self._memory: dict[str, torch.Tensor] = {}  # by method, for what its calls on a GPU refuse
         self._stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
 
     @classmethod
@@ -133,15 +132,21 @@ class LocalState:
 
     def _memory_of(self, method: str, runner: Runner) -> torch.Tensor | None:
         if method not in self._memory and (made := runner.session_memory()) is not None:
-            self._memory[method] = runner, made
-        return self._memory[method][1] if method in self._memory else None
+            self._memory[method] = made
+        return self._memory.get(method)
 
     def refused(self, /) -> tuple[MethodPlan, RefusedValueError] | None:
         """See `State.refused`."""
-        for name, (runner, memory) in self._memory.items():
-            plan = self._code.plans[name]
+        for name, memory in self._memory.items():
+            plan, runners = self._code.plans[name], self._code.runners
             try:
-                self._code.look(plan, runner, memory)
+                if runners is not None:
+                    self._code.look(plan, runners[name], memory)
+                elif memory[0] != 0:
+                    raise RefusedValueError(
+                        f"a call of {name} refused a value before the model was closed",
+                        hint="The session's state is lost. Load the model, and make another.",
+                    )
             except RefusedValueError as error:
                 return plan, error
         return None

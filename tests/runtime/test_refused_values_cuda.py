@@ -68,7 +68,7 @@ def test_requests_say_it_themselves(model):
         assert torch.equal(model.run_requests([[ids().cpu()]], [0]).outputs[0], answers.outputs[0])
 
 
-def test_a_session_hears_of_its_own_calls_alone(options, monkeypatch):
+def test_a_session_hears_of_its_own_calls_alone(options, monkeypatch, tmp_path):
     monkeypatch.setenv("EXPORTKIT_RUNTIME", "cpp")
     token, place = torch.tensor([3], device="cuda"), torch.tensor([0], device="cuda")
     with (
@@ -94,6 +94,11 @@ def test_a_session_hears_of_its_own_calls_alone(options, monkeypatch):
             with pytest.raises(RefusedValueError, match=f"index {wrong} is out of range: from 0 to 15"):
                 one.synchronize()
             one.reset()
+        one(token + 20, place)
+        model.close()
+        with pytest.raises(RefusedValueError, match="refused a value before the model was closed"):
+            one.save(tmp_path / "lost.safetensors")
+        two.save(tmp_path / "whole.safetensors")
 
 
 @pytest.mark.parametrize("name", ["rows", "columns", "counts", "blocks"])
