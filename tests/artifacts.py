@@ -183,6 +183,11 @@ RECIPES: Mapping[str, Recipe] = {
     "lookups-cuda": replace(
         _LOOKUPS, model="tests/runtime/refusing_models.py:lookups_of_tensors", trace={"device": "cuda", "cases": 1}
     ),
+    # Parameters that are state.
+    "self-taught": Recipe(
+        "tests/learning/learning_models.py:self_taught",
+        ["tests/learning/learning_models.py", "exportkit/training.py"],
+    ),
     "arr-coc": Recipe("arr-coc", ["exportkit/arr_coc", "csrc"]),
 }
 

@@ -175,12 +175,11 @@ def eager(way: EagerWay, methods: EagerMethods, manifest: Manifest, steps: Steps
             yield
 
     def assign() -> None:
-        for name, (module, key) in places.items():
-            module._buffers[key] = placed[name]
+        for name, (held, key) in places.items():
+            held[key] = placed[name]
 
     def now() -> dict[str, Tensor]:
-        found = {name: module._buffers[key] for name, (module, key) in places.items()}
-        return {name: tensor for name in state if (tensor := found[name]) is not None}
+        return {name: held[key].detach() for name in state for held, key in [places[name]]}
 
     return Contender(way.name, way.what, state, called, within, assign, now=now)
 

@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load as load_tensors
 from torch import Tensor
+from torch._inductor import decomposition
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.nn import functional
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing
@@ -183,6 +184,8 @@ def test_conditions_that_choose_a_layout_are_forgiven() -> None:
         with pytest.raises(AssumedSizeError, match="only where input:0 < 40"):
             guard_or_false(x.shape[0] < 40)  # it takes the way of the example
         functional.conv2d(x, values["p_weight"])  # asks which of its kernels will compute it
+        multiplied_out = getattr(decomposition.mm, "__wrapped__", decomposition.mm)
+        multiplied_out(x[:, 0, 0, :1], x[:1, 0, 0])  # asks whether all is small; both ways are right for all sizes
 
 
 def test_a_size_that_depends_on_values_may_be_of_any_range() -> None:

@@ -47,6 +47,18 @@ def test_vectors_are_added_to_one_element() -> None:
     torch.testing.assert_close(compiled_here(sums, *inputs), sums(*inputs))
 
 
+def scaled(x: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    """Products and sums with factors that Inductor's patterns do not name."""
+    one = torch.add(a @ b, x, alpha=0.25), torch.add(x, a @ b, alpha=0.25)
+    return *one, torch.sub(a @ b, x, alpha=3), torch.addmm(x, a, b, beta=0.5, alpha=2).relu()
+
+
+def test_no_factor_is_dropped() -> None:
+    """torch's own code before 2.15 adds the whole tensor, pytorch#195442."""
+    inputs = torch.rand(16, 16), torch.rand(16, 8), torch.rand(8, 16)
+    torch.testing.assert_close(compiled_here(scaled, *inputs), scaled(*inputs))
+
+
 def writes(new: Tensor, old: Tensor, one: Tensor, other: Tensor, long: Tensor, part: Tensor, x: Tensor) -> None:
     """One tensor takes another one's value; two change places; one takes a part."""
     before = new.clone(), one.clone(), other.clone(), long[2:5].clone()

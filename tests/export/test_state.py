@@ -285,7 +285,7 @@ def test_buffers_of_a_program_of_torch_become_state_where_they_are_declared(tmp_
 
 def test_what_a_program_of_torch_cannot_have_as_state_is_named(tmp_path: Path) -> None:
     path = foreign(Writes(lambda m, x: x + m.h.add_(x)), (torch.rand(2, 3),), tmp_path)
-    with pytest.raises(UsageError, match=r"--state cache matches no buffer(?s:.*)It has the buffers h"):
+    with pytest.raises(UsageError, match=r"--state cache matches no buffer or parameter(?s:.*)It has h"):
         export_program(resolve(str(path), trusted=True), tmp_path / "y.pt2", TraceOptions(state=["cache"]))
     with pytest.raises(UsageError, match="was traced with that size fixed"):
         export_program(
@@ -386,10 +386,14 @@ def counted(m: Writes, x: Tensor) -> Tensor:
         (lambda m, x: x + m.h.mul_(1), (), "changes its buffers h (?s:.*)--state NAME"),
         (lambda m, x: x + m.linear.weight[:2].data.mul_(2), ("h",), "changes its parameters linear.weight"),
         (lambda m, x: x.add_(m.h.add_(x)), ("h",), "writes into its inputs x(?s:.*)--writes NAME"),
-        (lambda m, x: x + m.h, ("h",), "the buffer h is declared to be state, and no method writes it"),
-        (lambda m, x: x + m.h.add_(x), ("h", "unused"), "the buffer unused is declared .* no method writes it"),
-        (lambda m, x: x + m.h.add_(x), ("g*",), r"--state g\* matches no buffer of Writes(?s:.*)h, seen, unused"),
-        (lambda m, x: x + m.h.add_(x), ("*",), r"--state \* matches the parameter linear"),
+        (lambda m, x: x + m.h, ("h",), "h is declared to be state, and no method writes it"),
+        (lambda m, x: x + m.h.add_(x), ("h", "unused"), "unused is declared .* no method writes it"),
+        (
+            lambda m, x: x + m.h.add_(x),
+            ("g*",),
+            r"--state g\* matches no buffer or parameter of Writes(?s:.*)h, seen, unused",
+        ),
+        (lambda m, x: x + m.h.add_(x), ("linear.*", "h"), "linear.weight is declared to be state, and no method"),
         (grown, ("h",), r"assigns float32\[4, 3\] on cpu to the buffer h, which is float32\[2, 3\] on cpu"),
         (counted, ("h",), "`calls` was 2, then 3"),
     ],

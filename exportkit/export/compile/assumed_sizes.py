@@ -23,6 +23,9 @@ _ASKING = ("/symbolic_shapes.py", "/sym_node.py", "/recording.py", "/torch/__ini
 # differ, they go a way that is right for equal ones, too.
 _LAYING_OUT = ("K.__lt__", "_reshape_view_helper", "_reshape_view_helper_core_alg", "compare_sizes")
 
+# Where a product over one element is multiplied out in place of calling a kernel. Both are right for all sizes.
+_PRODUCTS = ("mm", "addmm")
+
 
 class AssumedSizeError(BaseException):
     """Code would be right for some of the declared sizes alone. No `except Exception` of torch's catches it."""
@@ -114,4 +117,6 @@ def _is_right_elsewhere(condition: sympy.Basic) -> bool:
     if frame.f_code.co_filename.endswith("/_subclasses/fake_impls.py"):
         return True
     asks = frame.f_code.co_qualname
+    if frame.f_code.co_filename.endswith("/_inductor/decomposition.py") and asks in _PRODUCTS:
+        return True
     return asks.endswith(_LAYING_OUT) and isinstance(condition, (sympy.Ne, sympy.Lt, sympy.Gt))

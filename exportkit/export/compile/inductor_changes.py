@@ -16,6 +16,7 @@ from torch._inductor.codegen.common import DeferredLine
 from torch._inductor.codegen.cpp import CppKernel, CppVecKernel
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, cexpr_index
 from torch._inductor.index_propagation import IndexPropagation, TypedExpr
+from torch._inductor.pattern_matcher import FailedMatch
 from torch._inductor.virtualized import V
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
@@ -51,6 +52,7 @@ def changed_inductor() -> Iterator[None]:
         ("Conditional.create", _operands_as_traced),
         ("Switch.create", _operands_as_traced_by_switch),
         ("post_grad.remove_noop_ops", _values_before_writes),
+        ("_TargetArgsExpr._match", _no_factor_dropped),
         ("pad_mm.is_mm_compute_bound", _padding_by_hints),
         ("_filelock.FileLock", _no_wait_for_others),
         *([("Interpreter.run_node", _noting)] if notes() else []),
@@ -281,6 +283,16 @@ def _values_before_writes(remove: Function, graph: torch.fx.Graph) -> None:
             kept.meta = dict(value.meta)
             write.update_arg(1, kept)
         written.add(viewed(to))
+
+
+def _no_factor_dropped(match: Function, pattern: Any, node: Any, context: Any) -> Any:
+    """Matches no node with a factor that the pattern does not name: `add(mm(a, b), c, alpha=0.5)` is no `addmm`."""
+    factors = ("alpha", "beta", "value")
+    if isinstance(node, torch.fx.Node) and any(
+        name in factors and name not in pattern.kwargs and factor != 1 for name, factor in node.kwargs.items()
+    ):
+        return FailedMatch("a factor: node={}, pattern={}", node, pattern)
+    return match(pattern, node, context)
 
 
 _ATTENTION = (

@@ -53,17 +53,26 @@ def _module(model: torch.nn.Module, name: str, attribute: str) -> torch.nn.Modul
     module.__dict__.update(model.__dict__)
     if inspect.ismethod(called) and called.__self__ is model:
         called = called.__func__.__get__(module)  # so that `self` has the buffers that tracing replaces
-    module.forward = _function(called, attribute)
+    module.forward = _function(module, called, attribute)
     return module
 
 
-def _function(called: Callable[..., Any], attribute: str) -> Callable[..., Any]:
-    """Returns a function with the signature of a method, or of a submodule's forward."""
+def _function(module: torch.nn.Module, called: Callable[..., Any], attribute: str) -> Callable[..., Any]:
+    """Returns a function with the signature of a method, or of a submodule's forward.
+
+    While it runs, the module has its own forward, which the method may call.
+    """
     inner = called.forward if isinstance(called, torch.nn.Module) else called
+    own = {FORWARD: module.__dict__[FORWARD]} if FORWARD in module.__dict__ else {}
 
     @functools.wraps(inner)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return called(*args, **kwargs)
+        replaced = module.__dict__.pop(FORWARD)
+        module.__dict__.update(own)
+        try:
+            return called(*args, **kwargs)
+        finally:
+            module.__dict__[FORWARD] = replaced
 
     forward.__name__ = attribute
     forward.__dict__["__signature__"] = inspect.signature(inner)

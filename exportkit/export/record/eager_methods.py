@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.export.models.call_signature import BoundCall, describe_call, look_into_dataclasses
 from exportkit.export.models.method_specs import method_specs, written_names
-from exportkit.export.record.state_buffers import StateBuffer, holding, settled, state_buffers
+from exportkit.export.record.state_buffers import StateBuffer, holding, own_copy, settled, state_buffers
 from exportkit.export.torch_patches.gradients import asks, gradients_of
 from exportkit.package.manifest import Call, PackagedMethod, StateTensor
 from exportkit.spec import ExportSpec
@@ -118,8 +118,8 @@ class EagerSession:
 
     @property
     def state(self) -> Mapping[str, torch.Tensor]:
-        """The state by name: the tensors themselves, which later calls may change."""
-        return self._state
+        """The state by name: memory that later calls may change."""
+        return {name: tensor.detach() for name, tensor in self._state.items()}
 
     def reset(self) -> None:
         """Gives the state the values that a new session has."""
@@ -127,7 +127,7 @@ class EagerSession:
 
     def fork(self) -> EagerSession:
         """Returns a session that goes on from here by itself."""
-        copies = {name: tensor.clone() for name, tensor in self._state.items()}
+        copies = {name: own_copy(tensor, tensor.requires_grad) for name, tensor in self._state.items()}
         return EagerSession(self._methods, self._sizes, copies)
 
     def call(self, method: str, bound: BoundCall, *, copies: bool = True) -> EagerAnswer:
@@ -147,7 +147,7 @@ class EagerSession:
         if method in self._methods.called:
             return self._call(method, bound, copies=copies)
         self._methods.called.add(method)
-        before = self.fork().state
+        before = self.fork()._state
         try:
             return self._call(method, bound, copies=copies)
         except RuntimeError as error:
@@ -174,19 +174,15 @@ class EagerSession:
         look_into_dataclasses(result)
         changing = [*self._state.values(), *(t for name, t in zip(bound.names, given) if name in wanted)]
         # Memory of a new tensor may be that of another state or of the result.
-        self._state = {name: new if new is self._state[name] else _copy(new) for name, new in now.items()}
+        self._state = {name: new if new is self._state[name] else own_copy(new, False) for name, new in now.items()}
         result = tree_map_only(torch.Tensor, lambda t: t.detach() if t.requires_grad else t, result)
         if changing:
-            result = tree_map_only(torch.Tensor, lambda t: _copy(t) if _shares(t, changing) else t, result)
+            result = tree_map_only(torch.Tensor, lambda t: own_copy(t, False) if _shares(t, changing) else t, result)
         outputs = tuple(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         return EagerAnswer(result, outputs, {name: t for name, t in zip(bound.names, given) if name in wanted})
 
     def _new(self) -> dict[str, torch.Tensor]:
         return {buffer.name: buffer.at(self._sizes) for buffer in self._methods.buffers}
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _shares(tensor: torch.Tensor, others: list[torch.Tensor]) -> bool:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from exportkit.accuracy import eager_error
 from exportkit.export.models.call_signature import BoundCall
-from exportkit.export.record.state_buffers import StateBuffer, settled
+from exportkit.export.record.state_buffers import StateBuffer, own_copy, settled
 from exportkit.export.record.upcast import PRECISIONS, Upcast, cast, is_large
 from exportkit.export.torch_patches.gradients import gradients_of
 from exportkit.package.manifest import Accuracy, TensorOutput
@@ -260,15 +260,19 @@ class _WideSession:
 
     Attributes:
         wide: The dtype.
-        state: The state by name, in that dtype.
     """
 
     def __init__(self, wide: torch.dtype, mode: Upcast | None, state: SessionState) -> None:
         self.wide = wide
-        self.state = {buffer.name: cast(buffer.at(state.sizes), wide) for buffer in state.buffers}
+        self._own = {b.name: own_copy(cast(b.at(state.sizes).detach(), wide), b.requires_grad) for b in state.buffers}
         self._mode = mode
         self._buffers = state.buffers
         self._weights: dict[torch.Tensor, torch.Tensor] = {}
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """The state by name, in that dtype."""
+        return {name: tensor.detach() for name, tensor in self._own.items()}
 
     def call(self, call: AnsweredCall) -> list[torch.Tensor]:
         """Returns the results of a call in the wide dtype."""
@@ -289,13 +293,13 @@ class _WideSession:
         results = [tensor.clone() for tensor in results]  # some may be the state itself, which the next call changes
         for buffer in self._buffers:
             now = {name: cast(replaced[name], self.wide) for name in buffer.names}
-            self.state[buffer.name] = settled(self.state[buffer.name], now)
-        self.state = {name: tensor.clone() for name, tensor in self.state.items()}
+            self._own[buffer.name] = settled(self._own[buffer.name], now)
+        self._own = {buffer.name: own_copy(self._own[buffer.name], buffer.requires_grad) for buffer in self._buffers}
         return results
 
     def _replaced(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """Returns the model's parameters and buffers in the wide dtype, and this session's state."""
-        own = {name: self.state[buffer.name] for buffer in self._buffers for name in buffer.names}
+        own = {name: self._own[buffer.name] for buffer in self._buffers for name in buffer.names}
         replaced: dict[str, torch.Tensor] = {}
         for named, wider in (
             (model.named_parameters(remove_duplicate=False), self._mode.parameter if self._mode else self._wider),

@@ -1,10 +1,11 @@
-"""Finds the buffers that are state: what methods write and what outlives a call."""
+"""Finds the buffers and parameters that are state: what methods write and what outlives a call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,14 +16,15 @@ from exportkit.spec import ExportSpec
 
 @dataclass(frozen=True)
 class StateBuffer:
-    """A buffer that is state.
+    """A buffer or a parameter that is state.
 
     Attributes:
         name: Its first name in the model.
-        aliases: Its other names there, of tied buffers.
+        aliases: Its other names there, of tied tensors.
         initial: What a new session begins with, in a copy without gaps. Where the first axis is a dimension, one row.
         dimension: The dimension that is its first axis, or None.
         exported: The size of the first axis in the model, if that is a dimension.
+        requires_grad: Whether a method may ask for its gradient.
     """
 
     name: str
@@ -30,6 +32,7 @@ class StateBuffer:
     initial: torch.Tensor
     dimension: str | None = None
     exported: int = 1
+    requires_grad: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -39,61 +42,60 @@ class StateBuffer:
     def at(self, sizes: Mapping[str, int]) -> torch.Tensor:
         """Returns a new tensor for a session of these sizes. A size that is not given is the model's own."""
         if self.dimension is None:
-            return self.initial.clone()
+            return own_copy(self.initial, self.requires_grad)
         rows = sizes.get(self.dimension, self.exported)
-        return self.initial.expand(rows, *self.initial.shape[1:]).clone(memory_format=torch.contiguous_format)
+        return own_copy(self.initial.expand(rows, *self.initial.shape[1:]), self.requires_grad)
+
+
+def own_copy(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    """Returns a copy without gaps, which no gradient passes."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format).requires_grad_(requires_grad)
 
 
 def state_buffers(spec: ExportSpec) -> tuple[StateBuffer, ...]:
-    """Returns the buffers that a spec's patterns match, in the order of the model.
+    """Returns the buffers and parameters that a spec's patterns match, in the order of the model.
 
     Raises:
-        UsageError: A pattern matches no buffer, or a parameter. A buffer shares memory with another tensor of the
-            model, or its rows, of which a session may have any number, do not begin alike.
+        UsageError: A pattern matches nothing. What it matches shares memory with another tensor of the model, or its
+            rows, of which a session may have any number, do not begin alike.
     """
     patterns = spec.state_dimensions
     if not patterns:
         return ()
     model = spec.model
-    buffers = dict(model.named_buffers(remove_duplicate=False))
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    tensors = dict(model.named_buffers(remove_duplicate=False)) | dict(model.named_parameters(remove_duplicate=False))
     names: dict[int, list[str]] = {}
-    for name, tensor in buffers.items():
+    for name, tensor in tensors.items():
         names.setdefault(id(tensor), []).append(name)
     dimensions: dict[int, str | None] = {}
     for pattern, dimension in patterns.items():
-        if wrong := [n for n in parameters if matches(n, [pattern])]:
-            raise UsageError(
-                f"--state {pattern} matches the parameter {wrong[0]}, and state is buffers",
-                hint="Use a narrower pattern, or make it a buffer: self.register_buffer(...).",
-            )
-        matched = [n for n in buffers if matches(n, [pattern])]
+        matched = [n for n in tensors if matches(n, [pattern])]
         if not matched:
             raise UsageError(
-                f"--state {pattern} matches no buffer of {type(model).__name__}",
-                hint=f"It has the buffers {', '.join(buffers)}."
-                if buffers
-                else "It has no buffers: self.register_buffer(name, tensor) makes one.",
+                f"--state {pattern} matches no buffer or parameter of {type(model).__name__}",
+                hint=f"It has {', '.join(tensors)}."
+                if tensors
+                else "It has none: self.register_buffer(name, tensor) makes one.",
             )
         for name in matched:
-            if dimensions.setdefault(id(buffers[name]), dimension) != dimension:
+            if dimensions.setdefault(id(tensors[name]), dimension) != dimension:
                 raise UsageError(
                     f"two patterns of the state give the first axis of {name} to `{dimension}` and to "
-                    f"`{dimensions[id(buffers[name])]}`"
+                    f"`{dimensions[id(tensors[name])]}`"
                 )
     found = [
-        _buffer(tuple(names[number]), buffers[names[number][0]], dimensions[number])
+        _buffer(tuple(names[number]), tensors[names[number][0]], dimensions[number])
         for number in names
         if number in dimensions
     ]
-    _check_memory({"buffer": buffers, "parameter": parameters}, {name for each in found for name in each.names})
+    _check_memory(model, {name for each in found for name in each.names})
     return tuple(found)
 
 
 def _buffer(names: tuple[str, ...], tensor: torch.Tensor, dimension: str | None) -> StateBuffer:
-    initial = tensor.detach().clone(memory_format=torch.contiguous_format)
+    initial = own_copy(tensor, requires_grad=False)
     if dimension is None:
-        return StateBuffer(names[0], names[1:], initial)
+        return StateBuffer(names[0], names[1:], initial, requires_grad=tensor.requires_grad)
     if not initial.dim() or not initial.shape[0]:
         raise UsageError(
             f"the state {names[0]} has the shape {list(initial.shape)}, so that its first axis cannot be `{dimension}`",
@@ -107,25 +109,20 @@ def _buffer(names: tuple[str, ...], tensor: torch.Tensor, dimension: str | None)
             "which to begin",
             hint="Let all rows begin with the same values, or leave out the dimension.",
         )
-    return StateBuffer(names[0], names[1:], first, dimension, initial.shape[0])
+    return StateBuffer(names[0], names[1:], first, dimension, initial.shape[0], tensor.requires_grad)
 
 
-def _check_memory(tensors: Mapping[str, Mapping[str, torch.Tensor]], state: set[str]) -> None:
+def _check_memory(model: torch.nn.Module, state: set[str]) -> None:
     """Refuses state that shares memory with another tensor of the model: a session has a copy of the state alone."""
-    known: list[tuple[str, bool, torch.Tensor]] = []
-    seen: set[int] = set()
-    for kind, named in tensors.items():
-        for name, tensor in named.items():
-            if id(tensor) in seen or not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
-                continue
-            seen.add(id(tensor))
-            known.append((f"{kind} {name}", kind == "buffer" and name in state, tensor))
+    named = {f"buffer {name}": (name, tensor) for name, tensor in model.named_buffers()}
+    named |= {f"parameter {name}": (name, tensor) for name, tensor in model.named_parameters()}
+    known = [(text, name in state, t) for text, (name, t) in named.items() if t.layout is torch.strided]
     for text, is_state, tensor in known:
         for other_text, _, other in known if is_state else ():
             if other is not tensor and _overlap(tensor, other):
                 raise UsageError(
                     f"the state of {text} shares memory with the {other_text}",
-                    hint="Make it a buffer with memory of its own: register_buffer(name, tensor.clone()).",
+                    hint="Give it memory of its own, such as register_buffer(name, tensor.clone()).",
                 )
 
 
@@ -147,25 +144,26 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 def holding(
     model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]
 ) -> Iterator[Callable[[str], torch.Tensor | None]]:
-    """Puts tensors in the places of buffers, by name, while the block runs.
+    """Puts tensors in the places of buffers and parameters, by name, while the block runs.
 
     Yields what says, by name, what the model has there now, which the model's code may have replaced.
     """
     places = {name: place_of(model, name) for name in tensors}
-    before = {name: module._buffers[key] for name, (module, key) in places.items()}
+    before = {name: held[key] for name, (held, key) in places.items()}
     try:
-        for name, (module, key) in places.items():
-            module._buffers[key] = tensors[name]
-        yield lambda name: places[name][0]._buffers.get(places[name][1])
+        for name, (held, key) in places.items():
+            held[key] = tensors[name]
+        yield lambda name: places[name][0].get(places[name][1])
     finally:
-        for name, (module, key) in places.items():
-            module._buffers[key] = before[name]
+        for name, (held, key) in places.items():
+            held[key] = before[name]
 
 
-def place_of(model: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
-    """Returns the module of a buffer, and the buffer's name there."""
+def place_of(model: torch.nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Returns where a module keeps a buffer or a parameter, and its name there."""
     path, _, key = name.rpartition(".")
-    return model.get_submodule(path), key
+    module = model.get_submodule(path)
+    return module._parameters if key in module._parameters else module._buffers, key
 
 
 def settled(before: torch.Tensor, now: Mapping[str, torch.Tensor | None]) -> torch.Tensor:

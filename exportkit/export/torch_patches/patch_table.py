@@ -107,6 +107,11 @@ _TABLE = (
         },
     ),
     *_patches(
+        "What a model assigns to a buffer that is an argument of its program is written into that argument.",
+        "docs/upstream/assigned-buffers.md",
+        {"torch.export._trace:register_buffer_assignment_hook": "(mod, assigned_buffers)"},
+    ),
+    *_patches(
         "A gradient within a model is traced below autograd; torch.export traces above it.",
         "https://github.com/pytorch/pytorch/issues/125984",
         {"torch.export._trace:make_fx": ANY},
@@ -361,6 +366,12 @@ _TABLE = (
         "A tensor that is written with what another one was gets that, also where the other is written first.",
         "docs/upstream/values-before-writes.md",
         {"torch._inductor.fx_passes.post_grad:remove_noop_ops": "(graph)"},
+        until="2.15",
+    ),
+    *_patches(
+        "A pattern that does not name `alpha`, `beta` or `value` matches no node that has one: it would be dropped.",
+        "https://github.com/pytorch/pytorch/issues/195442",
+        {"torch._inductor.pattern_matcher:_TargetArgsExpr._match": "(self, node, ctx)"},
         until="2.15",
     ),
     *_patches(

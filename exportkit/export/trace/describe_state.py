@@ -69,9 +69,9 @@ def _check_written(buffer: StateBuffer, index: int, methods: Sequence[TracedMeth
     if not any(use.index == index and use.written for method in methods for use in method.state):
         names = ", ".join(method.name for method in methods)
         raise UsageError(
-            f"the buffer {buffer.name} is declared to be state, and no method writes it ({names})",
-            hint="Leave it out: use narrower patterns for --state or ExportSpec(state=...). A buffer that is only read "
-            "is a weight.",
+            f"{buffer.name} is declared to be state, and no method writes it ({names})",
+            hint="Leave it out: use narrower patterns for --state or ExportSpec(state=...). What is only read is a "
+            "weight.",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from exportkit.export.models.program_model import STATE, graphs_of, taken
 from exportkit.export.models.source_lines import called_at
 from exportkit.export.record.state_buffers import StateBuffer, place_of, settled
 from exportkit.export.torch_patches.dispatch import written_leaves
+from exportkit.export.torch_patches.patched import Function, patched
 from exportkit.export.torch_patches.quiet import quiet_torch
 
 
@@ -30,9 +31,9 @@ def lifted(
 ) -> Iterator[None]:
     """Replaces a module's forward by one that takes the state as the keyword argument `exportkit_state`.
 
-    The buffers are no buffers meanwhile: torch.export copes with few ways of changing those. What the model assigns to
-    one is written into the argument. A result that shares memory with what is written becomes a copy, because the next
-    call would change it.
+    The model has the state within forward alone: torch.export copes with few ways of changing buffers. What the model
+    assigns to one is written into the argument. A result that shares memory with what is written becomes a copy,
+    because the next call would change it.
 
     Args:
         model: The module of a method.
@@ -45,20 +46,18 @@ def lifted(
         return
     forward = model.forward
     wanted = written_names(bound.names, writes)
-    places = {name: place_of(model, name) for buffer in buffers for name in buffer.names}
-    before = [(module, dict(module._buffers)) for module in dict.fromkeys(module for module, _ in places.values())]
+    held = _Places(model, [name for buffer in buffers for name in buffer.names])
 
     @functools.wraps(forward)
     def lifted_forward(*args: Any, **kwargs: Any) -> Any:
         state: tuple[torch.Tensor, ...] = kwargs.pop(STATE, ())
-        for buffer, tensor in zip(buffers, state, strict=True):
-            for name in buffer.names:
-                module, key = places[name]
-                module.__dict__[key] = tensor  # an attribute: torch.export records what is assigned to a buffer
+        # Parameters are leaves in the same memory: the model may ask for their gradients.
+        state = tuple(t.detach().requires_grad_() if b.requires_grad else t for b, t in zip(buffers, state))
+        held.fill({name: tensor for buffer, tensor in zip(buffers, state) for name in buffer.names})
         try:
             result = forward(*args, **kwargs)
         finally:
-            now = {name: module.__dict__.pop(key, None) for name, (module, key) in places.items()}
+            now = held.take()
         new = [settled(tensor, {name: now[name] for name in buffer.names}) for buffer, tensor in zip(buffers, state)]
         # Of two buffers that change places, the first would be lost when the second is written.
         new = [t if t is old or not _shares(t, state) else t.clone() for old, t in zip(state, new)]
@@ -73,15 +72,59 @@ def lifted(
 
     if buffers:
         lifted_forward.__dict__["__signature__"] = _with_state(inspect.signature(forward))
-    for module, key in places.values():
-        del module._buffers[key]
-    try:
-        with with_forward(model, lifted_forward):
+    kept = patched("_trace.register_buffer_assignment_hook", held.note_others)
+    with held.empty(), kept, with_forward(model, lifted_forward):
+        yield
+
+
+class _Places:
+    """Where a model has its state."""
+
+    def __init__(self, model: torch.nn.Module, names: Sequence[str]) -> None:
+        self._places = {name: place_of(model, name) for name in names}
+        kept = {id(held): held for held, _ in self._places.values()}
+        self._before = [(held, dict(held)) for held in kept.values()]
+
+    @contextmanager
+    def empty(self) -> Iterator[None]:
+        """Takes the state out of the model while the block runs."""
+        for held, key in self._places.values():
+            del held[key]
+        try:
             yield
-    finally:
-        for module, known in before:
-            module._buffers.clear()
-            module._buffers.update(known)
+        finally:
+            for held, known in self._before:
+                held.clear()
+                held.update(known)
+
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Gives the model its state."""
+        for name, (held, key) in self._places.items():
+            held[key] = tensors[name]
+        for held, known in self._before:  # in their order, by which a model may ask for gradients
+            ordered = {key: held[key] for key in (*known, *held) if key in held}
+            held.clear()
+            held.update(ordered)
+
+    def note_others(self, note: Function, model: torch.nn.Module, assigned: dict[str, str]) -> Any:
+        """Lets torch note what is assigned to buffers that are no state."""
+        return note(model, _Others(assigned, self._places))
+
+    def take(self) -> dict[str, torch.Tensor | None]:
+        """Takes the state out again, and returns it by name."""
+        return {name: held.pop(key, None) for name, (held, key) in self._places.items()}
+
+
+class _Others(dict[str, str]):
+    """Passes what it gets on to another dict, unless it has one of the names."""
+
+    def __init__(self, to: dict[str, str], names: Collection[str]) -> None:
+        super().__init__()
+        self._to, self._names = to, names
+
+    def __setitem__(self, name: str, value: str) -> None:
+        if name not in self._names:
+            self._to[name] = value
 
 
 def _with_state(signature: inspect.Signature) -> inspect.Signature:
