@@ -139,9 +139,9 @@ class ExportSpec:
             compute the same with torch's operators. ONNX models are made of them; other formats ignore them.
         writes: Inputs that the model writes in place, by their place in the call, such as "cache" or "cache.0".
         methods: The model's methods by name, in place of the fields of one. By default there is one, `forward`.
-        state: Name patterns (fnmatch) of the buffers that methods write and that outlive a call. A dict maps patterns
-            to the name of the dimension that is the buffers' first axis, so that a session of any such size can be
-            made; None leaves their exported shape.
+        state: Name patterns (fnmatch) of the buffers and parameters that methods write and that outlive a call. A dict
+            maps patterns to the name of the dimension that is their first axis, so that a session of any such size can
+            be made; None leaves their exported shape.
         draw_sequence: A function (sizes by dimension name, generator) -> [(method, args, kwargs), ...]: the calls of
             one session, for cases and verification. By default, each method with state is called once in order, and
             the last one three times more.

@@ -59,7 +59,8 @@ def spec(
     if hasattr(model, _HOME):
         raise UsageError(f"{type(model).__name__} has an attribute `{_HOME}`, where the moments would go")
     names = _names(model, optimizer)
-    setattr(model, _HOME, _Steps(model, optimizer, loss, names, accumulates, clip_norm, lr_input))
+    steps = _with_signatures(loss, lr_input=lr_input)
+    setattr(model, _HOME, steps(model, optimizer, loss, names, accumulates, clip_norm))
     rate = {"lr": torch.tensor(float(optimizer.param_groups[0]["lr"]))} if lr_input else {}
     if accumulates:
         methods = {
@@ -106,7 +107,6 @@ class _Steps(torch.nn.Module):
         names: Mapping[Tensor, str],
         accumulates: bool,
         clip_norm: float | None,
-        lr_input: bool,
     ) -> None:
         super().__init__()
         self._model = [model]  # in a list: it is no submodule of its own submodule
@@ -127,28 +127,23 @@ class _Steps(torch.nn.Module):
         steps = [each["step"] for each in optimizer.state.values() if "step" in each]
         done = int(max(steps, default=bool(optimizer.state)))
         self.register_buffer("count", torch.tensor(done))
-        inputs = [*inspect.signature(loss).parameters.values()][1:]
-        rate = [inspect.Parameter("lr", inspect.Parameter.KEYWORD_ONLY)] if lr_input else []
-        self.step = _with_signature(self._step, [*inputs, *rate])
-        self.accumulate = _with_signature(self._accumulate, inputs)
-        self.update = _with_signature(self._update, rate)
 
     def _register(self, kind: str, name: str, value: Tensor | None, like: Tensor) -> None:
         made = torch.zeros_like(like) if value is None else value
         self.register_buffer(_buffer(kind, name), made.detach().clone())
 
-    def _step(self, *args: Any, lr: Tensor | None = None, **kwargs: Any) -> Tensor:
+    def step(self, *args: Any, lr: Tensor | None = None, **kwargs: Any) -> Tensor:
         loss, gradients = self._gradients(args, kwargs)
         self._applied(gradients, lr)
         return loss
 
-    def _accumulate(self, *args: Any, **kwargs: Any) -> Tensor:
+    def accumulate(self, *args: Any, **kwargs: Any) -> Tensor:
         loss, gradients = self._gradients(args, kwargs)
         for name, gradient in gradients.items():
             self._of("gradient", name).add_(gradient)
         return loss
 
-    def _update(self, *, lr: Tensor | None = None) -> Tensor:
+    def update(self, *, lr: Tensor | None = None) -> Tensor:
         gradients = {name: self._of("gradient", name).clone() for names, _ in self._groups for name in names}
         norm = self._applied(gradients, lr)
         for name in gradients:
@@ -232,9 +227,21 @@ def _norm(gradients: Iterable[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in gradients]))
 
 
-def _with_signature(function: Callable[..., Tensor], parameters: Sequence[inspect.Parameter]) -> Callable[..., Tensor]:
-    def method(*args: Any, **kwargs: Any) -> Tensor:
-        return function(*args, **kwargs)
+def _with_signatures(loss: Loss, *, lr_input: bool) -> type[_Steps]:
+    """Returns a class whose methods have the parameters of a loss after the model."""
+    itself, *inputs = inspect.signature(loss).parameters.values()
+    rate = [inspect.Parameter("lr", inspect.Parameter.KEYWORD_ONLY)] if lr_input else []
 
-    method.__dict__["__signature__"] = inspect.Signature(parameters)
-    return method
+    class Steps(_Steps):
+        def step(self, *args: Any, **kwargs: Any) -> Tensor:
+            return super().step(*args, **kwargs)
+
+        def accumulate(self, *args: Any, **kwargs: Any) -> Tensor:
+            return super().accumulate(*args, **kwargs)
+
+        def update(self, **kwargs: Any) -> Tensor:
+            return super().update(**kwargs)
+
+    for method, parameters in ((Steps.step, [*inputs, *rate]), (Steps.accumulate, inputs), (Steps.update, rate)):
+        method.__dict__["__signature__"] = inspect.Signature([itself, *parameters])
+    return Steps

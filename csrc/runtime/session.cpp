@@ -12,34 +12,68 @@ bool writes_state(const Method& method) {
   return std::any_of(method.state.begin(), method.state.end(), [](const StateUse& use) { return use.written; });
 }
 
-// By method, the state that its calls use.
-std::vector<StateInUse> in_use(const Manifest& manifest, const CurrentCode& code, const std::vector<at::Tensor>& state,
-                               const Sizes& sizes) {
+// Tells the methods which tensors their calls use.
+void use(const std::vector<at::Tensor>& state, const Manifest& manifest, std::vector<StateInUse>& methods) {
   std::vector<Memory> memory;
   for (size_t i = 0; i < state.size(); ++i) {
     memory.push_back(memory_of(state[i], /*written=*/true, "the session's " + manifest.state[i].name));
   }
-  std::vector<StateInUse> methods;
-  for (const Method& method : manifest.methods) {
-    StateInUse& used = methods.emplace_back();
-    if (method.state.empty()) continue;  // it takes any sizes
-    used.sizes = sizes;
-    for (const StateUse& use : method.state) used.tensors.push_back(state[static_cast<size_t>(use.index)]);
-    used.memory = memory;
-    used.refused = code.get(methods.size() - 1)->session_memory();
+  for (size_t method = 0; method < methods.size(); ++method) {
+    const std::vector<StateUse>& uses = manifest.methods[method].state;
+    if (uses.empty()) continue;
+    methods[method].tensors.clear();
+    for (const StateUse& use : uses) methods[method].tensors.push_back(state[static_cast<size_t>(use.index)]);
+    methods[method].memory = memory;
   }
+}
+
+// By method, the state that its calls use.
+std::vector<StateInUse> in_use(const Manifest& manifest, const CurrentCode& code, const std::vector<at::Tensor>& state,
+                               const Sizes& sizes) {
+  std::vector<StateInUse> methods(manifest.methods.size());
+  for (size_t method = 0; method < methods.size(); ++method) {
+    if (manifest.methods[method].state.empty()) continue;  // it takes any sizes
+    methods[method].sizes = sizes;
+    methods[method].refused = code.get(method)->session_memory();
+  }
+  use(state, manifest, methods);
   return methods;
 }
 
 }  // namespace
 
-Session::Impl::Impl(std::shared_ptr<Model::Impl> of, Sizes given, std::vector<at::Tensor> tensors)
+Session::Impl::Impl(std::shared_ptr<Model::Impl> of, Sizes given, std::vector<at::Tensor> tensors,
+                    std::set<size_t> of_others)
     : model(std::move(of)),
       sizes(std::move(given)),
       state(std::move(tensors)),
+      shared(std::move(of_others)),
       methods(in_use(model->manifest(), model->code, state, sizes)),
       order(model->package.device()) {
   order.end();  // the tensors are filled on the current stream
+}
+
+void Session::Impl::own(size_t method) {
+  if (shared.empty()) return;
+  std::set<size_t> wanted;
+  for (const StateUse& use : model->manifest().methods[method].state) {
+    const auto index = static_cast<size_t>(use.index);
+    if (use.written || model->initial.begins_as_zeros(index)) wanted.insert(index);
+  }
+  own(wanted);
+}
+
+void Session::Impl::own_all() { own(std::set<size_t>(shared)); }
+
+void Session::Impl::own(const std::set<size_t>& wanted) {
+  std::set<size_t> others;
+  for (size_t i = 0; i < state.size(); ++i) {
+    if (!shared.contains(i) || !wanted.contains(i)) others.insert(i);
+  }
+  if (others.size() == state.size()) return;
+  state = copies_of(state, others);
+  std::erase_if(shared, [&](size_t index) { return wanted.contains(index); });
+  use(state, model->manifest(), methods);
 }
 
 // Also looks for what earlier calls refused.
@@ -122,6 +156,7 @@ std::vector<at::Tensor> Session::Impl::run(size_t method, const std::vector<at::
 
 std::vector<at::Tensor> Session::Impl::run_in_turn(size_t method, const std::vector<at::Tensor>& inputs) {
   const std::vector<at::Tensor> prepared = model->plans[method].prepare(inputs, &methods[method]);
+  own(method);
   try {
     return model->run(method, prepared, &methods[method]);
   } catch (const std::exception& error) {
@@ -138,7 +173,7 @@ Session Model::session(const std::map<std::string, int64_t>& sizes) const {
     throw Error(errors::kUsage, name() + " has no state", "Call the model's methods: they need no session.");
   }
   check_sizes(impl_->state_dimensions, sizes, "the state of " + name());
-  return Session(std::make_shared<Session::Impl>(impl_, sizes, impl_->initial.make(sizes)));
+  return Session(std::make_shared<Session::Impl>(impl_, sizes, impl_->initial.make(sizes), impl_->initial.lazy()));
 }
 
 std::vector<at::Tensor> Session::run(const std::vector<at::Tensor>& inputs) {
@@ -165,12 +200,13 @@ void Session::synchronize() {
 Session Session::fork() const {
   const Turn turn(*impl_);
   impl_->need_whole();
-  return Session(std::make_shared<Impl>(impl_->model, impl_->sizes, copies_of(impl_->state)));
+  return Session(
+      std::make_shared<Impl>(impl_->model, impl_->sizes, copies_of(impl_->state, impl_->shared), impl_->shared));
 }
 
 void Session::reset() {
   const Turn turn(*impl_);
-  impl_->replace("reset", [&] { impl_->model->initial.restore(impl_->state); });
+  impl_->replace("reset", [&] { impl_->model->initial.restore(impl_->state, impl_->shared); });
 }
 
 void Session::save(const std::string& path) const {
@@ -182,12 +218,17 @@ void Session::save(const std::string& path) const {
 void Session::load_state(const std::string& path) {
   const Turn turn(*impl_);
   const std::vector<at::Tensor> read = read_state(impl_->model->manifest(), impl_->state, path);
+  impl_->own_all();
   impl_->replace("load_state", [&] {
     for (size_t i = 0; i < read.size(); ++i) impl_->state[i].copy_(read[i]);
   });
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Session::state() const {
+  if (!impl_->shared.empty()) {
+    const Turn turn(*impl_);
+    impl_->own_all();
+  }
   std::vector<std::pair<std::string, at::Tensor>> named;
   for (size_t i = 0; i < impl_->state.size(); ++i) named.emplace_back(impl_->model->state[i].name, impl_->state[i]);
   return named;
@@ -195,7 +236,9 @@ std::vector<std::pair<std::string, at::Tensor>> Session::state() const {
 
 int64_t Session::state_bytes() const {
   int64_t bytes = 0;
-  for (const at::Tensor& tensor : impl_->state) bytes += static_cast<int64_t>(tensor.nbytes());
+  for (size_t i = 0; i < impl_->state.size(); ++i) {
+    if (!impl_->shared.contains(i)) bytes += static_cast<int64_t>(impl_->state[i].nbytes());
+  }
   return bytes;
 }
 

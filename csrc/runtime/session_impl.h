@@ -33,12 +33,13 @@ struct Session::Impl {
   std::shared_ptr<Model::Impl> model;
   Sizes sizes;
   std::vector<at::Tensor> state;
+  std::set<size_t> shared;  // of `state`: tensors that other sessions have, too
   std::vector<StateInUse> methods;
   StreamOrder order;
   std::atomic<bool> busy = false, broken = false;
   std::string problem;  // why it is broken
 
-  Impl(std::shared_ptr<Model::Impl> of, Sizes given, std::vector<at::Tensor> tensors);
+  Impl(std::shared_ptr<Model::Impl> of, Sizes given, std::vector<at::Tensor> tensors, std::set<size_t> of_others);
 
   const std::string& name() const { return model->manifest().name; }
 
@@ -47,11 +48,17 @@ struct Session::Impl {
   void break_for(const std::string& why) noexcept;
   template <class Write>
   void replace(const char* what, const Write& write);
+  // Copies what is shared of the state that a method writes, or of all: ModelRunError if there is no room.
+  void own(size_t method);
+  void own_all();
 
   std::vector<at::Tensor> run(size_t method, const std::vector<at::Tensor>& inputs);
   // The same, and Session::synchronize, for one who has the turn.
   std::vector<at::Tensor> run_in_turn(size_t method, const std::vector<at::Tensor>& inputs);
   void wait_in_turn();
+
+ private:
+  void own(const std::set<size_t>& wanted);
 };
 
 // The only use of a session while this object lives: SessionBusyError.

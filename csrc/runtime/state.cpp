@@ -1,11 +1,13 @@
 #include "runtime/state.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstring>
+#include <variant>
 
 #include "package/errors.h"
 #include "package/text.h"
@@ -34,6 +36,23 @@ at::Tensor read_first(const PackageReader& reader, const StateTensor& state) {
   return first;
 }
 
+bool is_fixed(const StateTensor& state) {
+  return std::ranges::all_of(state.shape, [](const Extent& extent) { return std::holds_alternative<int64_t>(extent); });
+}
+
+// What every method with state writes.
+std::set<size_t> always_written(const Manifest& manifest) {
+  std::set<size_t> always;
+  for (size_t i = 0; i < manifest.state.size(); ++i) {
+    const auto writes = [&](const StateUse& use) { return use.written && static_cast<size_t>(use.index) == i; };
+    const auto does = [&](const Method& method) {
+      return method.state.empty() || std::ranges::any_of(method.state, writes);
+    };
+    if (std::ranges::all_of(manifest.methods, does)) always.insert(i);
+  }
+  return always;
+}
+
 // Runs `make`, which allocates a state.
 template <class Make>
 auto with_room(const Make& make) {
@@ -53,22 +72,32 @@ InitialState::InitialState(const PackageReader& reader, c10::Device device)
   for (const StateTensor& state : described_) {
     first_.push_back(state.initial ? std::optional(read_first(reader, state).to(device)) : std::nullopt);
   }
+  const std::set<size_t> always = always_written(reader.manifest());
+  for (size_t i = 0; i < described_.size(); ++i) {
+    if (is_fixed(described_[i]) && !always.contains(i)) lazy_.insert(i);
+  }
 }
 
 std::vector<at::Tensor> InitialState::make(const Sizes& sizes) const {
   return with_room([&] {
     std::vector<at::Tensor> state;
-    for (const StateTensor& described : described_) {
-      const auto options = at::TensorOptions(dtype_of(described.dtype)).device(device_);
-      state.push_back(at::empty(shape_at(described.shape, sizes), options));
+    for (size_t i = 0; i < described_.size(); ++i) {
+      const auto options = at::TensorOptions(dtype_of(described_[i].dtype)).device(device_);
+      const std::vector<int64_t> shape = shape_at(described_[i].shape, sizes);
+      if (!lazy_.contains(i)) {
+        state.push_back(at::empty(shape, options));
+      } else {
+        state.push_back(first_[i] ? *first_[i] : at::zeros({}, options).expand(shape));
+      }
     }
-    restore(state);
+    restore(state, lazy_);
     return state;
   });
 }
 
-void InitialState::restore(const std::vector<at::Tensor>& state) const {
+void InitialState::restore(const std::vector<at::Tensor>& state, const std::set<size_t>& shared) const {
   for (size_t i = 0; i < state.size(); ++i) {
+    if (shared.contains(i)) continue;
     if (first_[i]) {
       state[i].copy_(first_[i]->expand(state[i].sizes()));
     } else {
@@ -94,10 +123,13 @@ bool same_content(const at::Tensor& one, const at::Tensor& other) {
   return left.nbytes() == 0 || std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
 }
 
-std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& state) {
+std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& state, const std::set<size_t>& shared) {
   return with_room([&] {
     std::vector<at::Tensor> copies;
-    for (const at::Tensor& tensor : state) copies.push_back(at::empty_like(tensor).copy_(tensor));
+    for (size_t i = 0; i < state.size(); ++i) {
+      const at::Tensor& own = state[i];
+      copies.push_back(shared.contains(i) ? own : at::empty(own.sizes(), own.options()).copy_(own));
+    }
     return copies;
   });
 }

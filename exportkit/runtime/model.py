@@ -22,7 +22,7 @@ from exportkit.runtime.native import NativeRunner, try_rows
 from exportkit.runtime.requests import Answers, TriedRows, use_own_stream
 from exportkit.runtime.runner import Construction
 from exportkit.runtime.session import Session
-from exportkit.runtime.state import LocalState, State, StatePlan, empty_state
+from exportkit.runtime.state import LocalState, State, StatePlan, empty_state, no_room
 from exportkit.runtime.weights import WeightsSource, replaced_weights
 from exportkit.sizes import checked_sizes, label_of
 
@@ -108,10 +108,7 @@ class Model:
         try:
             return Session(self._code, self._new_state(checked), checked)
         except RuntimeError as error:
-            raise ModelRunError(
-                f"the state of a session cannot be made: {str(error).partition(chr(10))[0]}",
-                hint="`manifest.state` lists its tensors. Closed sessions free theirs.",
-            ) from error
+            raise no_room(error) from error
 
     def _new_state(self, sizes: Mapping[str, int]) -> State:
         return LocalState.new(self._code, self._state, sizes)

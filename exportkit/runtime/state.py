@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 
-from exportkit.errors import InputError, RefusedValueError, SessionClosedError
+from exportkit.errors import InputError, ModelRunError, RefusedValueError, SessionClosedError
 from exportkit.package.archive import PackageReader
 from exportkit.runtime.inputs import Spans
 from exportkit.runtime.methods import MethodPlan, ModelCode
@@ -53,6 +54,7 @@ class StatePlan:
 
     Attributes:
         dimensions: The least and greatest number of each dimension that a session has.
+        lazy: What sessions share until they write it, by index: of a fixed size, and not written by some method.
     """
 
     def __init__(self, reader: PackageReader, device: torch.device) -> None:
@@ -60,40 +62,74 @@ class StatePlan:
         self._reader = reader
         self._manifest = reader.manifest
         self._device = device
-        self._initial: dict[str, torch.Tensor | None] = {}
+        self._initial: dict[int, torch.Tensor | None] = {}
+        self._shared: dict[int, torch.Tensor] = {}
+        self._making = threading.Lock()
         self.dimensions = state_dimensions(reader.manifest)
+        written = [
+            {use.index for use in method.state if use.written} for method in self._manifest.methods if method.state
+        ]
+        always = set.intersection(*written) if written else set()
+        fixed = {i for i, each in enumerate(self._manifest.state) if all(isinstance(size, int) for size in each.shape)}
+        self.lazy = frozenset(fixed - always)
 
     def new(self, sizes: Mapping[str, int]) -> list[torch.Tensor]:
-        """Returns a session's tensors, in the order of the manifest, with any values.
+        """Returns a session's tensors, in the order of the manifest: those that are lazy are shared.
 
         Raises:
             RuntimeError: There is no memory for them.
         """
         with torch.inference_mode(False):  # such tensors could not be written outside of it
-            return [
-                torch.empty(shape_at(each, sizes), dtype=getattr(torch, each.dtype), device=self._device)
-                for each in self._manifest.state
+            tensors = [
+                self._share(index)
+                if index in self.lazy
+                else torch.empty(shape_at(each, sizes), dtype=getattr(torch, each.dtype), device=self._device)
+                for index, each in enumerate(self._manifest.state)
             ]
+        self.initialise(tensors, self.lazy)
+        return tensors
 
-    def initialise(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Writes the initial values into a session's tensors."""
+    def initialise(self, tensors: Sequence[torch.Tensor], shared: Collection[int]) -> None:
+        """Writes the initial values into a session's tensors, but for those that are shared."""
         with torch.no_grad():
-            for each, tensor in zip(self._manifest.state, tensors):
-                if each.name not in self._initial:
-                    self._initial[each.name] = initial_values(self._reader, each)
-                if (first := self._initial[each.name]) is None:
+            for index, tensor in enumerate(tensors):
+                if index in shared:
+                    continue
+                if (first := self._first(index)) is None:
                     _as_bytes(tensor).zero_()
                 else:
                     tensor.copy_(first)
+
+    def begins_as_zeros(self, index: int) -> bool:
+        """Whether the package has no values for a tensor."""
+        return self._manifest.state[index].initial is None
+
+    def _first(self, index: int) -> torch.Tensor | None:
+        if index not in self._initial:
+            self._initial[index] = initial_values(self._reader, self._manifest.state[index])
+        return self._initial[index]
+
+    def _share(self, index: int) -> torch.Tensor:
+        """Returns the initial values on the device; zeros have one element, which is everywhere."""
+        with self._making:
+            if index not in self._shared:
+                each, first = self._manifest.state[index], self._first(index)
+                shape, dtype = shape_at(each, {}), getattr(torch, each.dtype)
+                if first is None:
+                    self._shared[index] = torch.zeros((), dtype=dtype, device=self._device).expand(shape)
+                else:
+                    self._shared[index] = first.to(self._device)
+            return self._shared[index]
 
 
 class LocalState:
     """State in this process. One caller at a time may use it."""
 
-    def __init__(self, code: ModelCode, plan: StatePlan, tensors: list[torch.Tensor]) -> None:
-        """Takes tensors that nobody else writes."""
+    def __init__(self, code: ModelCode, plan: StatePlan, tensors: list[torch.Tensor], shared: Collection[int]) -> None:
+        """Takes tensors that nobody writes but for this session, which copies those that are shared before it does."""
         self._code = code
         self._plan = plan
+        self._shared = set(shared)
         self._names = [each.name for each in code.manifest.state]
         self._tensors: list[torch.Tensor] | None = tensors
         self._spans = Spans(zip(self._names, tensors))
@@ -104,9 +140,7 @@ class LocalState:
     @classmethod
     def new(cls, code: ModelCode, plan: StatePlan, sizes: Mapping[str, int]) -> LocalState:
         """Makes the state of a new session."""
-        tensors = plan.new(sizes)
-        plan.initialise(tensors)
-        return cls(code, plan, tensors)
+        return cls(code, plan, plan.new(sizes), plan.lazy)
 
     @property
     def alive(self) -> bool:
@@ -124,6 +158,7 @@ class LocalState:
 
     def run(self, plan: MethodPlan, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
         """See `State.run`."""
+        self._own(i for i in plan.state if i in plan.written_state or self._plan.begins_as_zeros(i))
         tensors = self.use()
         runner = self._code.runner(plan.name)
         memory = None if self._stream is None else self._memory_of(plan.name, runner)
@@ -154,19 +189,22 @@ class LocalState:
     def fork(self, /) -> LocalState:
         """See `State.fork`. Copies on the device's current stream."""
         with torch.no_grad(), torch.inference_mode(False):
-            return LocalState(self._code, self._plan, [tensor.clone() for tensor in self.use()])
+            copies = [t if i in self._shared else t.clone() for i, t in enumerate(self.use())]
+            return LocalState(self._code, self._plan, copies, self._shared)
 
     def reset(self, /) -> None:
         """See `State.reset`."""
-        self._plan.initialise(self.use())
+        self._plan.initialise(self.use(), self._shared)
         self._memory = {}
 
     def tensors(self, /) -> dict[str, torch.Tensor]:
         """See `State.tensors`. They are the session's own."""
+        self._own(range(len(self._names)))
         return dict(zip(self._names, self.use()))
 
     def replace(self, tensors: Mapping[str, torch.Tensor], /) -> None:
         """See `State.replace`."""
+        self._own(range(len(self._names)))
         with torch.no_grad():
             for name, tensor in zip(self._names, self.use()):
                 tensor.copy_(tensors[name])
@@ -175,6 +213,20 @@ class LocalState:
     def close(self, /) -> None:
         """See `State.close`. A running call finishes first, because it has the tensors."""
         self._tensors = None
+
+    def _own(self, indices: Iterable[int]) -> None:
+        """Copies what is shared of these tensors. Raises ModelRunError if there is no memory."""
+        if not self._shared or not (wanted := self._shared.intersection(indices)):
+            return
+        tensors = self.use()
+        try:
+            with torch.no_grad(), torch.inference_mode(False):
+                for index in wanted:
+                    tensors[index] = tensors[index].clone(memory_format=torch.contiguous_format)
+        except RuntimeError as error:
+            raise no_room(error) from error
+        self._shared -= wanted
+        self._spans = Spans(zip(self._names, tensors))
 
     def use(self) -> list[torch.Tensor]:
         """Returns the tensors for work on the device's current stream, which waits for their last stream's work.
@@ -203,6 +255,14 @@ def empty_state(plan: MethodPlan, sizes: Mapping[str, int]) -> list[torch.Tensor
     """Returns the state that a method has at these sizes, without memory: on the device "meta"."""
     described = plan.described[len(plan.call.inputs) :]
     return [torch.empty(shape_at(each, sizes), dtype=getattr(torch, each.dtype), device="meta") for each in described]
+
+
+def no_room(error: RuntimeError) -> ModelRunError:
+    """Returns what is said where there is no memory for a session's state."""
+    return ModelRunError(
+        f"the state of a session cannot be made: {str(error).partition(chr(10))[0]}",
+        hint="`manifest.state` lists its tensors. Closed sessions free theirs.",
+    )
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,7 @@ class SelfTaught(Regression):
             for (name, parameter), gradient in zip(parameters.items(), gradients):
                 moment = self.get_buffer("momentum_" + name.replace(".", "_"))
                 moment.mul_(self.DECAY).add_(gradient)
-                parameter.sub_(0.05 * self.SIGN * moment)
+                parameter.sub_(0.01 * self.SIGN * moment)
         return loss.detach()
 
 
@@ -56,21 +56,15 @@ class WrongSign(SelfTaught):
 
 
 class StaleMoment(SelfTaught):
-    DECAY = 1.0
+    """Forgets what came before."""
+
+    DECAY = 0.0
 
 
 class KeptGradient(SelfTaught):
-    """Adds each gradient to that of the call before, as without `zero_grad`."""
+    """Adds each gradient to those of the calls before, as without `zero_grad`."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.before: Tensor | None = None
-
-    def step(self, x: Tensor, y: Tensor) -> Tensor:
-        loss = super().step(x, y)
-        with torch.no_grad():
-            self.b.bias.sub_(0.05 * self.momentum_b_bias)  # type: ignore[operator]
-        return loss
+    DECAY = 1.0
 
 
 def mean_square(model: torch.nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -84,17 +78,29 @@ def batch(rows: int = 4, seed: int = 1) -> tuple[Tensor, Tensor]:
     return x, x[:, :1] * x[:, 1:2] + 0.5 * x[:, 2:3]
 
 
-def self_taught(kind: str = "SelfTaught") -> ExportSpec:
+def self_taught(kind: type[SelfTaught] = SelfTaught) -> ExportSpec:
     """A model with `predict` and `step`."""
     x, y = batch()
     return ExportSpec(
-        model=globals()[kind](),
+        model=kind(),
         methods={
             "predict": Method(example_inputs=(x,), dynamic_shapes={"x": BATCH}),
             "step": Method(example_inputs=(x, y), dynamic_shapes={"x": BATCH, "y": BATCH}),
         },
         state=("momentum_*", "a.*", "b.*"),
     )
+
+
+def wrong_sign() -> ExportSpec:
+    return self_taught(WrongSign)
+
+
+def stale_moment() -> ExportSpec:
+    return self_taught(StaleMoment)
+
+
+def kept_gradient() -> ExportSpec:
+    return self_taught(KeptGradient)
 
 
 def adam() -> ExportSpec:
