@@ -17,16 +17,9 @@ from exportkit.export.record.eager_run import run_eagerly
 from exportkit.export.record.record import record_run
 from exportkit.export.record.sequences import DrawnCall
 from exportkit.package.archive import PackageReader
-from exportkit.package.manifest import (
-    Call,
-    OutputTolerance,
-    PackagedMethod,
-    TensorInput,
-    TensorNode,
-    TensorOutput,
-)
 from exportkit.precision import Float32Precision, allow_tf32, with_tf32
 from exportkit.runtime.isolated_messages import TorchSettings
+from tests.runtime import tiny
 
 BACKENDS = torch.backends
 SETTINGS = {
@@ -99,15 +92,7 @@ def test_a_reference_never_uses_tf32():
     model = Watched().eval()
     eager = EagerMethods(ExportSpec(model=model, example_inputs=(torch.rand(3, 2),)))
     bound = eager.bind("forward", (torch.rand(3, 2),), {})
-    exact = OutputTolerance(rtol=0.0, atol=0.0)
-    call = Call(
-        parameters=bound.parameters,
-        inputs=(TensorInput(name="x", dtype="float32", shape=(3, 2), written=None),),
-        result=TensorNode(index=0),
-        outputs=(TensorOutput(name="0", dtype="float32", shape=(3, 2), tolerance=exact),),
-        dimensions=(),
-    )
-    method = PackagedMethod(name="forward", call=call, state=())
+    (method,) = tiny.forward(tiny.tensors_call({"x": ("float32", (3, 2))}, ("float32", (3, 2))))
     with with_tf32(True):
         for tf32 in (False, True):
             model.seen.clear()

@@ -32,14 +32,11 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import edge_case_in
 from exportkit.package.manifest import (
     Accuracy,
-    Call,
     OutputTolerance,
-    PackagedMethod,
-    TensorInput,
-    TensorNode,
     TensorOutput,
 )
 from exportkit.spec import ExportSpec
+from tests.runtime import tiny
 
 # --- tolerances ------------------------------------------------------------------------------------------------------
 
@@ -144,10 +141,8 @@ def rows(seed: int) -> Tensor:
 def played(model: torch.nn.Module, x: Tensor) -> EagerRun:
     eager = EagerMethods(ExportSpec(model.eval(), (x,)))
     bound = eager.bind("forward", (x,), {})
-    given = TensorInput(name="x", dtype="float32", shape=(ROWS, TERMS), written=None)
-    described = {"inputs": (given,), "result": TensorNode(index=0), "outputs": (OUTPUT,), "dimensions": ()}
-    method = PackagedMethod(name="forward", call=Call(parameters=bound.parameters, **described), state=())
-    return run_eagerly(DescribedModel(eager, [method]), [DrawnCall("forward", bound, {})])
+    methods = tiny.forward(tiny.tensors_call({"x": ("float32", (ROWS, TERMS))}, ("float32", (ROWS,))))
+    return run_eagerly(DescribedModel(eager, methods), [DrawnCall("forward", bound, {})])
 
 
 @functools.cache

@@ -18,6 +18,8 @@ from safetensors.torch import save
 from exportkit.export.record.cases import state_sha256
 from exportkit.onnx.files import DATA_THRESHOLD, MethodModel, write_onnx
 from exportkit.package import manifest as m
+from tests.package import samples
+from tests.runtime import tiny
 
 OPSET = 20
 ROWS, COLUMNS = 3, 400  # w takes more than what stays inside a model
@@ -60,34 +62,16 @@ def model_proto(w: torch.Tensor | None = None) -> onnx.ModelProto:
 def manifest(*, source: str | None = SOURCE) -> m.Manifest:
     """What describes the model."""
     rows = m.Size(dimension="rows")
-    zero = m.OutputTolerance(rtol=0, atol=0, ranking_of=None)
-    call = m.Call(
-        parameters=(m.Parameter(name="x", kind="positional", value=m.TensorNode(index=0)),),
-        inputs=(m.TensorInput(name="x", dtype="float32", shape=(rows, ROWS), written=None),),
-        result=m.MappingNode(keys=("y", "n"), items=(m.TensorNode(index=0), m.TensorNode(index=1))),
-        outputs=(
-            m.TensorOutput(
-                name="y", dtype="float32", shape=(rows, COLUMNS), tolerance=m.OutputTolerance(rtol=1e-5, atol=1e-6)
-            ),
-            m.TensorOutput(name="n", dtype="int64", shape=(rows,), tolerance=zero),
-        ),
-        dimensions=(m.Dimension(name="rows", min=1, max=8),),
-    )
+    outputs = {"y": ("float32", (rows, COLUMNS)), "n": ("int64", (rows,))}
+    call = tiny.tensors_call({"x": ("float32", (rows, ROWS))}, outputs, tolerance=tiny.NEAR, rows=(1, 8))
     accuracy = {"y": m.Accuracy(rms=1e-7, greatest=1e-6)}
     recorded = m.CaseCall(method="forward", sizes={"rows": 2}, accuracy=accuracy)
-    return m.Manifest(
-        format_version=m.FORMAT_VERSION,
-        name="small",
-        version="1",
-        methods=(m.PackagedMethod(name="forward", call=call, state=()),),
-        targets=(),
-        program=None,
-        operators=(OPERATOR,),
-        libraries=(),
-        cases=(m.Case(record=CASE, calls=(recorded,), reference_dtype="float64"),),
+    return samples.bare_manifest(
+        "small",
+        methods=tiny.forward(call),
         source=m.Source(model=source, model_kwargs={}, dtype=None, seed=0, state_sha256=state_sha256(Net())),
-        provenance=m.Provenance(exportkit="0", torch=str(torch.__version__), commit=None, dirty=None, tf32=False),
-        records=(),
+        operators=(OPERATOR,),
+        cases=(m.Case(record=CASE, calls=(recorded,), reference_dtype="float64"),),
     )
 
 

@@ -56,22 +56,36 @@ def manifest(**changes: Any) -> m.Manifest:
         torch_bound=None,
         needs=("GLIBC_2.34",),
     )
-    whole = m.Manifest(
-        format_version=m.FORMAT_VERSION,
-        name="toy",
-        version="1",
+    whole = bare_manifest(
+        "toy",
         methods=(m.PackagedMethod(name="forward", call=call, state=()),),
+        source=m.Source(model="toy:spec", model_kwargs={}, dtype=None, seed=0, state_sha256="0" * 64),
         targets=(target(),),
         weights=(weight(),),
-        program=None,
         operators=(operator,),
         libraries=(library,),
         cases=(m.Case(record=CASE, calls=(m.CaseCall(method="forward", sizes={"batch": 2}),)),),
-        source=m.Source(model="toy:spec", model_kwargs={}, dtype=None, seed=0, state_sha256="0" * 64),
+    )
+    return msgspec.structs.replace(whole, **changes)
+
+
+def bare_manifest(name: str, methods: tuple[m.PackagedMethod, ...], source: m.Source, **changes: Any) -> m.Manifest:
+    """A manifest of a model without code, cases and operators, with some of its top-level keys changed."""
+    plain = m.Manifest(
+        format_version=m.FORMAT_VERSION,
+        name=name,
+        version="1",
+        methods=methods,
+        targets=(),
+        program=None,
+        operators=(),
+        libraries=(),
+        cases=(),
+        source=source,
         provenance=m.Provenance(exportkit="0.1.0", torch="2.13.0", commit=None, dirty=None, tf32=False),
         records=(),
     )
-    return msgspec.structs.replace(whole, **changes)
+    return msgspec.structs.replace(plain, **changes)
 
 
 PROGRAM = "exportkit/program.pt2"

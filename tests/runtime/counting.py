@@ -11,7 +11,6 @@ from tests.runtime import tiny
 
 WIDTH = 8
 REFUSED = 100  # the least label that is refused
-_TOLERANCE = m.OutputTolerance(rtol=1e-5, atol=1e-6)
 
 
 class Count(torch.nn.Module):
@@ -30,9 +29,9 @@ def write(path: Path) -> Path:
     args = (torch.rand(3, WIDTH), torch.arange(3), torch.zeros(3, WIDTH), torch.zeros(3, dtype=torch.int64))
     files = tiny.compiled(Count(), args, {name: {0: batch} for name in ("x", "label", "memory", "seen")})
     row, label = ("float32", (tiny.BATCH, WIDTH)), ("int64", (tiny.BATCH,))
-    call = tiny.tensors_call({"x": row, "label": label}, [row, label], tolerance=_TOLERANCE, batch=(1, 16))
+    call = tiny.tensors_call({"x": row, "label": label}, [row, label], tolerance=tiny.NEAR, batch=(1, 16))
     state = tuple(
-        m.StateTensor(name=name, aliases=(), dtype=dtype, shape=shape, initial=None, tolerance=_TOLERANCE)
+        m.StateTensor(name=name, aliases=(), dtype=dtype, shape=shape, initial=None, tolerance=tiny.NEAR)
         for name, (dtype, shape) in {"memory": row, "seen": label}.items()
     )
     uses = tuple(m.StateUse(index=place, written=True) for place in range(2))

@@ -86,7 +86,7 @@ def call() -> m.Call:
         batch=(1, 64),
     )
     changes: dict[str, dict[str, object]] = {
-        "indices": {"rtol": 0.0, "atol": 0.0, "ranking_of": "scores"},
+        "indices": {"ranking_of": "scores"},
         "kept": {"rows_of": "indices"},
     }
     outputs = (

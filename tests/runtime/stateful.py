@@ -68,28 +68,26 @@ class Fill(torch.nn.Module):
         return out.sum(1)
 
 
-_BATCH = m.Size(dimension="batch")
-_TOLERANCE = m.OutputTolerance(rtol=1e-5, atol=1e-6)
 METHODS: dict[str, tuple[type[torch.nn.Module], dict[str, tuple[Any, ...]], tuple[int, ...], tuple[bool, ...]]] = {
-    "push": (Push, {"x": (_BATCH, WIDTH)}, (0, 1, 2), (True, True, True)),
-    "peek": (Peek, {"scale": (_BATCH, 1)}, (0,), (False,)),
-    "embed": (Embed, {"x": (_BATCH, WIDTH)}, (), ()),
-    "fill": (Fill, {"x": (_BATCH, WIDTH), "out": (_BATCH, WIDTH)}, (), ()),
+    "push": (Push, {"x": (tiny.BATCH, WIDTH)}, (0, 1, 2), (True, True, True)),
+    "peek": (Peek, {"scale": (tiny.BATCH, 1)}, (0,), (False,)),
+    "embed": (Embed, {"x": (tiny.BATCH, WIDTH)}, (), ()),
+    "fill": (Fill, {"x": (tiny.BATCH, WIDTH), "out": (tiny.BATCH, WIDTH)}, (), ()),
 }
 
 
 def _call(inputs: dict[str, tuple[Any, ...]], method: str) -> m.Call:
-    last = (_BATCH,) if method == "fill" else (_BATCH, WIDTH)
+    last = (tiny.BATCH,) if method == "fill" else (tiny.BATCH, WIDTH)
     return m.Call(
         parameters=tuple(
             m.Parameter(name=name, kind="positional", value=m.TensorNode(index=i)) for i, name in enumerate(inputs)
         ),
         inputs=tuple(
-            m.TensorInput(name=name, dtype="float32", shape=shape, written=_TOLERANCE if name == "out" else None)
+            m.TensorInput(name=name, dtype="float32", shape=shape, written=tiny.NEAR if name == "out" else None)
             for name, shape in inputs.items()
         ),
         result=m.TensorNode(index=0),
-        outputs=(m.TensorOutput(name="0", dtype="float32", shape=last, tolerance=_TOLERANCE),),
+        outputs=(m.TensorOutput(name="0", dtype="float32", shape=last, tolerance=tiny.NEAR),),
         dimensions=(m.Dimension(name="batch", min=1, max=8),),
     )
 
@@ -98,7 +96,7 @@ def state() -> tuple[tuple[m.StateTensor, ...], dict[str, bytes]]:
     """The manifest's state, and the records of its initial values."""
     content = GAIN.numpy().tobytes()
     record = f"exportkit/state/{hashlib.sha256(content).hexdigest()}"
-    shapes = {"cache": (_BATCH, ROWS, WIDTH), "position": (), "gain": (_BATCH, WIDTH)}
+    shapes = {"cache": (tiny.BATCH, ROWS, WIDTH), "position": (), "gain": (tiny.BATCH, WIDTH)}
     described = tuple(
         m.StateTensor(
             name=name,
@@ -106,7 +104,7 @@ def state() -> tuple[tuple[m.StateTensor, ...], dict[str, bytes]]:
             dtype="int64" if name == "position" else "float32",
             shape=shape,
             initial=record if name == "gain" else None,
-            tolerance=_TOLERANCE if name != "position" else m.OutputTolerance(rtol=0.0, atol=0.0),
+            tolerance=tiny.NEAR if name != "position" else tiny.EXACT,
         )
         for name, shape in shapes.items()
     )

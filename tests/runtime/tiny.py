@@ -11,7 +11,7 @@ import inspect
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from exportkit.libraries import host_platform
 from exportkit.package import manifest as m
 from exportkit.package.archive import write_package
 from tests.made_once import one_maker
+from tests.package import samples
 
 CACHE = Path(__file__).parents[2] / ".cache" / "runtime"
 OPTIONS = {
@@ -73,13 +74,12 @@ def example(batch: int = 3, gh: int = 2, mode: str = "scaled") -> tuple[tuple[An
 def call() -> m.Call:
     """The manifest's description of Tiny's call."""
     batch, rows = m.Size(dimension="batch"), m.Size(dimension="gh", scale=16)
-    tolerance = m.OutputTolerance(rtol=1e-5, atol=1e-6)
 
     def tensor(index: int) -> m.TensorNode:
         return m.TensorNode(index=index)
 
     def output(name: str, *shape: int | m.Size) -> m.TensorOutput:
-        return m.TensorOutput(name=name, dtype="float32", shape=shape, tolerance=tolerance)
+        return m.TensorOutput(name=name, dtype="float32", shape=shape, tolerance=NEAR)
 
     query = m.MappingNode(keys=("features", "mode"), items=(tensor(1), m.ConstantNode(value="scaled")))
     regions = m.NamedTupleNode(class_name="Regions", fields=("mean", "doubled"), items=(tensor(0), tensor(1)))
@@ -106,30 +106,35 @@ def call() -> m.Call:
 
 
 Described = tuple[str, tuple[int | m.Size | None, ...]]  # a tensor: its dtype and its sizes
-EXACT = m.OutputTolerance(rtol=0.0, atol=0.0)
+EXACT, NEAR = m.OutputTolerance(rtol=0.0, atol=0.0), m.OutputTolerance(rtol=1e-5, atol=1e-6)
 BATCH = m.Size(dimension="batch")
 
 
 def tensors_call(
     inputs: Mapping[str, Described],
-    outputs: Mapping[str, Described] | Sequence[Described],
+    outputs: Mapping[str, Described] | list[Described] | Described,
     *,
     tolerance: m.OutputTolerance = EXACT,
     **ranges: tuple[int, int],
 ) -> m.Call:
-    """A call that takes tensors by position, and returns a dict of tensors, or a list of them."""
-    named = outputs if isinstance(outputs, Mapping) else {str(i): each for i, each in enumerate(outputs)}
+    """A call that takes tensors by position, and returns a dict, a list or one; floating ones have this tolerance."""
+    listed = [outputs] if isinstance(outputs, tuple) else outputs
+    named = listed if isinstance(listed, Mapping) else {str(i): each for i, each in enumerate(listed)}
     items = tuple(m.TensorNode(index=i) for i in range(len(named)))
+    result: m.Node = m.SequenceNode(kind="list", items=items)
+    if outputs is not listed:
+        result = items[0]
+    elif named is outputs:
+        result = m.MappingNode(keys=tuple(named), items=items)
     return m.Call(
         parameters=tuple(
             m.Parameter(name=name, kind="positional", value=m.TensorNode(index=i)) for i, name in enumerate(inputs)
         ),
         inputs=tuple(m.TensorInput(name=n, dtype=d, shape=shape, written=None) for n, (d, shape) in inputs.items()),
-        result=m.MappingNode(keys=tuple(named), items=items)
-        if named is outputs
-        else m.SequenceNode(kind="list", items=items),
+        result=result,
         outputs=tuple(
-            m.TensorOutput(name=n, dtype=d, shape=shape, tolerance=tolerance) for n, (d, shape) in named.items()
+            m.TensorOutput(name=n, dtype=d, shape=shape, tolerance=tolerance if "float" in d else EXACT)
+            for n, (d, shape) in named.items()
         ),
         dimensions=tuple(m.Dimension(name=name, min=least, max=most) for name, (least, most) in ranges.items()),
     )
@@ -196,19 +201,8 @@ def tiny_files(compiler: Path | None = None) -> dict[str, Path]:
 
 def target(**changes: Any) -> m.Target:
     """A target that runs on any CPU, with some of its keys changed."""
-    plain = m.Target(
-        name="cpu",
-        device="cpu",
-        platform=host_platform(),
-        cpu_isa=None,
-        cuda_architecture=None,
-        cuda_ptx=False,
-        needs_torch="2.11",
-        built_with_torch=str(torch.__version__),
-        built_with_cuda=None,
-        constants={"forward": {}},
-    )
-    return msgspec.structs.replace(plain, **changes)
+    plain = {"name": "cpu", "platform": host_platform(), "cpu_isa": None, "constants": {"forward": {}}}
+    return samples.target(**{**plain, "built_with_torch": str(torch.__version__), **changes})
 
 
 def case(args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> bytes:
@@ -255,20 +249,8 @@ def write(
     if (of := changes.pop("call", None)) is not None:
         changes["methods"] = forward(of)
     targets = targets or (target(),)
-    manifest = m.Manifest(
-        format_version=m.FORMAT_VERSION,
-        name="tiny",
-        version="1",
-        methods=forward(call()),
-        targets=targets,
-        program=None,
-        operators=(),
-        libraries=(),
-        cases=(),
-        source=m.Source(model=None, model_kwargs={}, dtype=None, seed=0, state_sha256="0" * 64),
-        provenance=m.Provenance(exportkit="0", torch=str(torch.__version__), commit=None, dirty=None, tf32=False),
-        records=(),
-    )
+    source = m.Source(model=None, model_kwargs={}, dtype=None, seed=0, state_sha256="0" * 64)
+    manifest = samples.bare_manifest("tiny", methods=forward(call()), source=source, targets=targets)
     records: dict[str, bytes | Path] = dict(extra or {})
     for each in targets:
         records |= {f"data/aotinductor/{each.name}/{name}": file for name, file in files.items()}

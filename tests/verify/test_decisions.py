@@ -30,6 +30,7 @@ from exportkit.verify.commands import (
 )
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.verify import verify
+from tests.runtime import tiny
 from tests.verify.told_worker import Told
 from tests.verify.verify_artifacts import Affine, affine_call, right, write_artifact
 
@@ -244,21 +245,6 @@ def test_where_every_size_is_beyond_the_budget_eager_was_not_compared(run, witho
         assert "eager" not in run.worker.started
 
 
-def target(name, **changes):
-    plain = {
-        "device": "cpu",
-        "platform": host_platform(),
-        "cpu_isa": None,
-        "cuda_architecture": None,
-        "cuda_ptx": False,
-        "needs_torch": "2.11",
-        "built_with_torch": "2.13.0",
-        "built_with_cuda": None,
-        "constants": {"forward": {}},
-    }
-    return m.Target(name=name, **(plain | changes))
-
-
 HOST = Host(host_platform(), "x86-64-v4", "2.13.0+cu130", "13.0", ((9, 0), (9, 0)), current_cuda=1)
 GPU = {"device": "cuda", "cuda_architecture": "sm_90", "built_with_cuda": "13.0"}
 
@@ -268,10 +254,10 @@ def several(path, tmp_path, monkeypatch):
     """An artifact of four targets, on a machine that runs three of them."""
     monkeypatch.setattr(run_plan, "host_for", lambda targets, device: HOST)
     targets = (
-        target("old", cpu_isa="x86-64-v3"),
-        target("arm", platform="linux-aarch64"),
-        target("gpu", **GPU),
-        target("new", cpu_isa="x86-64-v4"),
+        tiny.target(name="old", cpu_isa="x86-64-v3"),
+        tiny.target(name="arm", platform="linux-aarch64"),
+        tiny.target(name="gpu", **GPU),
+        tiny.target(name="new", cpu_isa="x86-64-v4"),
     )
     with PackageReader(path) as reader:
         records = {name: reader.read(name) for name in reader.names}
@@ -374,7 +360,6 @@ def test_the_model_s_own_package_is_refused_to_the_replay_process(model, blocked
 
 
 def test_inputs_for_a_bare_module_are_written_as_the_command_line_has_them():
-    call = affine_call(
-        inputs=(m.TensorInput(name="x", dtype="int64", shape=(m.Size(dimension="rows", scale=2), 3), written=None),)
-    )
+    doubled = ("int64", (m.Size(dimension="rows", scale=2), 3))
+    call = tiny.tensors_call({"x": doubled}, doubled, rows=(1, 8))
     assert input_texts(call) == ["x=int64[16, 3]"]

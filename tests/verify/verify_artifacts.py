@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import torch
 from safetensors.torch import save
 
 from exportkit.package import manifest as m
 from exportkit.package.archive import write_package
+from tests.package import samples
+from tests.runtime import tiny
 
 DIGEST = "0" * 64
 MISBEHAVING_SCHEMA = "misbehaving::act(Tensor x) -> Tensor"
@@ -39,7 +39,6 @@ def write_artifact(
     source: str | None = None,
     state_sha256: str = DIGEST,
     operators: Sequence[m.Operator] = (),
-    call: m.Call | None = None,
 ) -> Path:
     """An artifact with `model` as its program: x is float32 [rows, 3], rows 1 to 8."""
     rows = torch.export.Dim("rows", min=1, max=8)
@@ -50,49 +49,26 @@ def write_artifact(
     for i, (x, outputs) in enumerate(cases):
         tensors = {"0.input.0": x} | {f"0.output.{k}": tensor for k, tensor in enumerate(outputs.values())}
         records[f"exportkit/cases/{i}.safetensors"] = save(tensors)
-    manifest = m.Manifest(
-        format_version=m.FORMAT_VERSION,
-        name="affine",
-        version="1",
-        methods=(m.PackagedMethod(name="forward", call=call or affine_call(), state=()),),
-        targets=(),
+    manifest = samples.bare_manifest(
+        "affine",
+        methods=tiny.forward(affine_call()),
+        source=m.Source(model=source, model_kwargs={}, dtype=None, seed=0, state_sha256=state_sha256),
         program=m.Program(
             records={"forward": "exportkit/program.pt2"}, device="cpu", built_with_torch=str(torch.__version__)
         ),
         operators=tuple(operators),
-        libraries=(),
-        cases=tuple(
-            m.Case(
-                record=f"exportkit/cases/{i}.safetensors", calls=(m.CaseCall(method="forward", sizes={"rows": len(x)}),)
-            )
-            for i, (x, _) in enumerate(cases)
-        ),
-        source=m.Source(model=source, model_kwargs={}, dtype=None, seed=0, state_sha256=state_sha256),
-        provenance=m.Provenance(exportkit="0", torch=str(torch.__version__), commit=None, dirty=None, tf32=False),
-        records=(),
+        cases=tuple(tiny.one_call(f"exportkit/cases/{i}.safetensors", rows=len(x)) for i, (x, _) in enumerate(cases)),
     )
     write_package(path, manifest, records)
     saved.unlink()
     return path
 
 
-def affine_call(**replace: Any) -> m.Call:
+def affine_call() -> m.Call:
     """x -> {"y": float32, "n": int64}."""
     rows = m.Size(dimension="rows")
-    exact = m.OutputTolerance(rtol=0, atol=0)
-    call = m.Call(
-        parameters=(m.Parameter(name="x", kind="positional", value=m.TensorNode(index=0)),),
-        inputs=(m.TensorInput(name="x", dtype="float32", shape=(rows, 3), written=None),),
-        result=m.MappingNode(keys=("y", "n"), items=(m.TensorNode(index=0), m.TensorNode(index=1))),
-        outputs=(
-            m.TensorOutput(
-                name="y", dtype="float32", shape=(rows, 3), tolerance=m.OutputTolerance(rtol=1e-5, atol=1e-6)
-            ),
-            m.TensorOutput(name="n", dtype="int64", shape=(rows,), tolerance=exact),
-        ),
-        dimensions=(m.Dimension(name="rows", min=1, max=8),),
-    )
-    return msgspec.structs.replace(call, **replace)
+    x = ("float32", (rows, 3))
+    return tiny.tensors_call({"x": x}, {"y": x, "n": ("int64", (rows,))}, tolerance=tiny.NEAR, rows=(1, 8))
 
 
 def right(x: torch.Tensor) -> dict[str, torch.Tensor]:

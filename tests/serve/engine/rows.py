@@ -59,26 +59,9 @@ def answer(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def call(least: int = 1) -> m.Call:
-    batch = m.Size(dimension="batch")
-
-    def described(name: str, like: str) -> dict[str, Any]:
-        return {"name": name, "dtype": str(DTYPES[like]).removeprefix("torch."), "shape": (batch, *SHAPES[like])}
-
-    floating = m.OutputTolerance(rtol=1e-5, atol=1e-6)
-    exact = m.OutputTolerance(rtol=0.0, atol=0.0)
-    return m.Call(
-        parameters=tuple(
-            m.Parameter(name=key, kind="positional", value=m.TensorNode(index=index))
-            for index, key in enumerate(DTYPES)
-        ),
-        inputs=tuple(m.TensorInput(**described(key, key), written=None) for key in DTYPES),
-        result=m.MappingNode(keys=tuple(OUTPUTS), items=tuple(m.TensorNode(index=i) for i in range(4))),
-        outputs=tuple(
-            m.TensorOutput(**described(key, like), tolerance=floating if DTYPES[like].is_floating_point else exact)
-            for key, like in OUTPUTS.items()
-        ),
-        dimensions=(m.Dimension(name="batch", min=least, max=32),),
-    )
+    inputs = {key: (str(dtype).removeprefix("torch."), (tiny.BATCH, *SHAPES[key])) for key, dtype in DTYPES.items()}
+    outputs = {key: inputs[like] for key, like in OUTPUTS.items()}
+    return tiny.tensors_call(inputs, outputs, tolerance=tiny.NEAR, batch=(least, 32))
 
 
 def compiled_files(model: type[Rows] = Rows) -> dict[str, Path]:

@@ -11,8 +11,6 @@ from exportkit.package import manifest as m
 from tests.runtime import tiny
 
 WIDTH = 64
-_BATCH = m.Size(dimension="batch")
-_TOLERANCE = m.OutputTolerance(rtol=1e-5, atol=1e-6)
 
 
 class Tick(torch.nn.Module):
@@ -39,21 +37,10 @@ def write(path: Path, coupling: float = 0.0, **changes: object) -> Path:
         given = inputs(number, 2, coupling)
         tensors |= {f"{number}.input.{place}": tensor for place, tensor in enumerate(given.values())}
         tensors[f"{number}.output.0"] = Tick()(*given.values(), memory)
-    row = (_BATCH, WIDTH)
-    call = m.Call(
-        parameters=tuple(
-            m.Parameter(name=name, kind="positional", value=m.TensorNode(index=place))
-            for place, name in enumerate(("x", "coupling"))
-        ),
-        inputs=(
-            m.TensorInput(name="x", dtype="float32", shape=row, written=None),
-            m.TensorInput(name="coupling", dtype="float32", shape=(_BATCH, 1), written=None),
-        ),
-        result=m.TensorNode(index=0),
-        outputs=(m.TensorOutput(name="0", dtype="float32", shape=row, tolerance=_TOLERANCE),),
-        dimensions=(m.Dimension(name="batch", min=1, max=16),),
-    )
-    state = m.StateTensor(name="memory", aliases=(), dtype="float32", shape=row, initial=None, tolerance=_TOLERANCE)
+    row = (tiny.BATCH, WIDTH)
+    described = {"x": ("float32", row), "coupling": ("float32", (tiny.BATCH, 1))}
+    call = tiny.tensors_call(described, ("float32", row), tolerance=tiny.NEAR, batch=(1, 16))
+    state = m.StateTensor(name="memory", aliases=(), dtype="float32", shape=row, initial=None, tolerance=tiny.NEAR)
     calls = tuple(m.CaseCall(method="forward", sizes={"batch": 2}) for _ in range(3))
     return tiny.write(
         path,
