@@ -21,6 +21,9 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
+from exportkit.package.assemble import assemble
+from exportkit.package.describe_library import describe_library
+from exportkit.package.manifest import Manifest
 from tests.fixtures import softpool_library, stable_library
 from tests.made_once import one_maker
 from tests.subprocesses import run_python
@@ -222,6 +225,11 @@ def artifact(name: str) -> Path:
         if ours:
             run_python(_SCRIPT, json.dumps(task), path, cwd=ROOT, compiler=True, **environment)
     return path
+
+
+def packaged(name: str, path: Path, /, *libraries: Path, **options: Any) -> Manifest:
+    """Writes a package of the artifact of this name and of operator libraries."""
+    return assemble([artifact(name)], [(each, describe_library(each)) for each in libraries], path, **options)
 
 
 def _key(recipe: Recipe) -> str:

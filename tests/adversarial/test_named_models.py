@@ -11,14 +11,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from safetensors.torch import save_file
 
 from exportkit.cli import main
 from exportkit.errors import UsageError
 from exportkit.export.models.resolve import resolve
 from exportkit.package.archive import STOCK_RECORDS, PackageReader, StoredRecord, write_package
 from tests.artifacts import artifact
-from tests.export.weights_models import Weighted
 from tests.onnx import small_models
 from tests.package.signers import signer
 
@@ -44,13 +42,6 @@ def naming(path: Path, mark: Path, **changes: Any) -> Path:
 @pytest.fixture
 def package(tmp_path: Path, mark: Path) -> Path:
     return naming(tmp_path / "named.pt2", mark)
-
-
-@pytest.fixture
-def tuned(tmp_path: Path) -> Path:
-    state = {name: tensor.detach().contiguous() for name, tensor in Weighted(1).state_dict().items() if name != "tied"}
-    save_file(state, tmp_path / "tuned.safetensors")
-    return tmp_path / "tuned.safetensors"
 
 
 @pytest.mark.process

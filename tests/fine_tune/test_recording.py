@@ -28,9 +28,8 @@ from tests.export.weights_models import Weighted
 from tests.package import samples
 from tests.package.signers import package as sample_package
 from tests.package.signers import signer
+from tests.runtime.fine_tunes import X, save, state
 from tests.verify.state_models import Decoder
-
-X = torch.linspace(-1, 1, 48).reshape(3, 16)
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +65,7 @@ def test_a_weight_that_is_built_into_some_target_can_be_given_with_its_value_onl
         write_package(tmp_path / "x.pt2", msgspec.structs.replace(reader.manifest, targets=targets), records)
     with pytest.raises(WeightsError, match="few differs from the package's, which is built into the code of target"):
         with_weights(tmp_path / "x.pt2", tuned, tmp_path / "tuned.pt2")
-    state = {name: tensor.detach().contiguous().clone() for name, tensor in Weighted(1).state_dict().items()}
-    save_file({**state, "few": Weighted(0).few.detach()}, tuned)
+    save(tuned, {**state(1), "few": Weighted(0).few.detach()})
     with_weights(tmp_path / "x.pt2", tuned, tmp_path / "tuned.pt2")
 
 

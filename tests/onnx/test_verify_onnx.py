@@ -40,7 +40,7 @@ from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
 from tests.commands import run
 from tests.onnx.small_models import NET, Net, manifest, model_proto, write_small
-from tests.package.signers import Signer, signer, write_policy
+from tests.package.signers import Signer, write_policy
 from tests.runtime import exportkit_run
 from tests.subprocesses import run_interpreter
 from tests.verify.told_worker import Told
@@ -57,12 +57,6 @@ def _own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EXPORTKIT_POLICY", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET)
-
-
-@pytest.fixture
-def release(tmp_path: Path) -> Signer:
-    (tmp_path / "keys").mkdir()
-    return signer(tmp_path / "keys")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
@@ -53,6 +54,13 @@ def written(folder: Path, name: str, key: object, password: str = "") -> Signer:
     public = key.public_key()  # type: ignore[attr-defined]
     files.public.write_bytes(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     return files
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Signer:
+    """A new key, in a folder of its own."""
+    (tmp_path / "keys").mkdir()
+    return signer(tmp_path / "keys")
 
 
 def package(folder: Path, name: str = "model.pt2", **changes: object) -> Path:

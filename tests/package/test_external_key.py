@@ -51,11 +51,6 @@ def path(tmp_path: Path) -> Path:
     return package(tmp_path)
 
 
-@pytest.fixture
-def release(tmp_path: Path) -> Signer:
-    return signer(tmp_path)
-
-
 def service(key: Signer, gets: str = "message", form: str = "bytes") -> str:
     return shlex.join([sys.executable, "-c", SERVICE, str(key.private), gets, form])
 

@@ -29,11 +29,6 @@ MAX_BYTES = 64 << 10
 
 
 @pytest.fixture
-def release(tmp_path: Path) -> Signer:
-    return signer(tmp_path, "release")
-
-
-@pytest.fixture
 def signed(tmp_path: Path, release: Signer) -> Path:
     """A package with a signature by `release` beside it."""
     path = package(tmp_path)

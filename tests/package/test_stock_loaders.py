@@ -9,9 +9,7 @@ import torch
 import torch._inductor.package
 
 from exportkit.package.archive import PackageReader, write_package
-from exportkit.package.assemble import assemble
-from exportkit.package.describe_library import describe_library
-from tests.artifacts import ROOT, artifact
+from tests.artifacts import ROOT, packaged
 from tests.fixtures import stable_library
 from tests.runtime import tiny
 from tests.subprocesses import run_python
@@ -88,5 +86,5 @@ answer = load_package(path, target.name)(x, exportkit_refused=torch.zeros(129, d
 assert torch.equal(answer["doubled"], 2 * x) and torch.equal(answer["minus"], -x)
 """
     ours = stable_library.build(ROOT / "tests/export/op_shapes.cpp")
-    assemble([artifact("op-shapes")], [(ours, describe_library(ours))], tmp_path / "package.pt2")
+    packaged("op-shapes", tmp_path / "package.pt2", ours)
     run_python(code, tmp_path / "package.pt2", cwd=tmp_path)

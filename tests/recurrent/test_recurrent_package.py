@@ -10,10 +10,8 @@ import torch
 import exportkit
 from exportkit.errors import LibraryConflictError, ModelRunError
 from exportkit.libraries import load_library
-from exportkit.package.assemble import assemble
-from exportkit.package.describe_library import describe_library
 from exportkit.recurrent import LIBRARIES, NAMESPACE, fakes
-from tests.artifacts import artifact
+from tests.artifacts import packaged
 from tests.package import c_library
 from tests.recurrent.recurrent_models import both, packed_inputs
 from tests.recurrent.test_recurrent import answers
@@ -37,7 +35,7 @@ def packages(other_build: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     folder = tmp_path_factory.mktemp("packages")
     made = (folder / "one.pt2", folder / "two.pt2")
     for package, library in zip(made, (LIBRARIES["cpu"], other_build)):
-        manifest = assemble([artifact("recurrent")], [(library, describe_library(library))], package)
+        manifest = packaged("recurrent", package, library)
         assert {operator.name.partition("::")[0] for operator in manifest.operators} == {NAMESPACE}
         assert [each.kernels for each in manifest.libraries] == [("any",)]
     return made
@@ -60,8 +58,8 @@ def test_a_package_has_eagers_bits_at_every_size(packages: tuple[Path, Path]) ->
 def test_on_a_gpu_it_has_eagers_bits_and_weights_in_one_block(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    package, library = tmp_path / "recurrent.pt2", LIBRARIES["cpu"]
-    assemble([artifact("recurrent-cuda")], [(library, describe_library(library))], package)
+    package = tmp_path / "recurrent.pt2"
+    packaged("recurrent-cuda", package, LIBRARIES["cpu"])
     model, eager = exportkit.load(package, "cuda"), both().model.to("cuda")
     for batch, length in ((1, 7), (9, 8), (30, 31)):
         given = [tensor.to("cuda") for tensor in packed_inputs(batch, length)]

@@ -1,4 +1,4 @@
-"""Packages that the runtime's tests share."""
+"""Models and settings that the runtime's tests share."""
 
 from __future__ import annotations
 
@@ -9,23 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from exportkit.package.assemble import assemble
-from exportkit.package.describe_library import describe_library
 from exportkit.runtime.native import library_path
-from tests.artifacts import artifact
-from tests.fixtures import softpool_library
-from tests.runtime import c_interface, exportkit_run, meeting, stateful, tiny, ways
+from tests.runtime import c_interface, exportkit_run, tiny, ways
 from tests.runtime.caches import Cache
-
-
-@pytest.fixture(scope="session")
-def meeting_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A package whose operator waits for other calls of it."""
-    torch.manual_seed(0)
-    inputs = (torch.rand(4, 8), torch.rand(4, 8, 2))
-    return meeting.write(tmp_path_factory.mktemp("meeting") / "meeting.pt2", [(inputs, meeting.answer(*inputs))])
 
 
 @pytest.fixture(scope="module", params=["cpp", "python"])
@@ -52,12 +39,6 @@ def c_model(c_library: c_interface.Library, tiny_package: Path) -> Iterator[c_in
         yield opened
 
 
-@pytest.fixture(scope="session")
-def recorder_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A package with methods that read and write state."""
-    return stateful.write(tmp_path_factory.mktemp("recorder") / "recorder.pt2")
-
-
 @pytest.fixture(scope="module", params=ways.PYTHON)
 def recorder(request: pytest.FixtureRequest, recorder_package: Path) -> Iterator[Any]:
     """The package with state by each of Python's ways."""
@@ -81,24 +62,6 @@ def arrays() -> list[np.ndarray]:
 def cache() -> Cache:
     """The cache, under a clock that the test sets."""
     return Cache()
-
-
-@pytest.fixture(scope="session")
-def softpool_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A package with somebody else's operators."""
-    return _softpool(softpool_library.build(), tmp_path_factory.mktemp("softpool"))
-
-
-@pytest.fixture(scope="session")
-def misbehaving_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with another build of the library: its operators crash, stall or raise when they are told to."""
-    return _softpool(softpool_library.misbehaving(), tmp_path_factory.mktemp("misbehaving"))
-
-
-def _softpool(library: Path, folder: Path) -> Path:
-    package = folder / "softpool.pt2"
-    assemble([artifact("softpool")], [(library, describe_library(library))], package)
-    return package
 
 
 @pytest.fixture

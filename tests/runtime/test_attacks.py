@@ -26,7 +26,7 @@ from exportkit.runtime.cache.prune import cache_items, prune
 from exportkit.runtime.weights import mapped_weights
 from tests.adversarial import forge
 from tests.package import samples
-from tests.package.signers import Signer, signer, write_policy
+from tests.package.signers import write_policy
 from tests.runtime import exportkit_run, tiny
 from tests.runtime.test_mapped_weights import package_of
 from tests.subprocesses import run_python
@@ -56,11 +56,6 @@ def code_package(tmp_path: Path) -> Path:
 def weights_package(tmp_path: Path) -> Path:
     """Of one weight, `a`."""
     return package_of(tmp_path / "weights.pt2", {"a": (samples.weight(), SECRET)})
-
-
-@pytest.fixture
-def release(tmp_path: Path) -> Signer:
-    return signer(tmp_path)
 
 
 def overwrite(package: Path, content: bytes, *, at: bytes = SECRET) -> None:

@@ -71,11 +71,6 @@ def package(tiny_package: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(tiny_package, tmp_path / "signed.pt2"))
 
 
-@pytest.fixture
-def release(tmp_path: Path) -> Signer:
-    return signer(tmp_path)
-
-
 @pytest.fixture(params=[None, ec.SECP256R1, ec.SECP384R1, ec.SECP521R1])
 def key(request: pytest.FixtureRequest, tmp_path: Path) -> Signer:
     """Of every kind."""

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from exportkit.package.assemble import assemble
-from exportkit.package.describe_library import describe_library
-from tests.artifacts import artifact
+from tests.artifacts import packaged
 from tests.fixtures import softpool_library
 from tests.runtime import tiny
 from tests.runtime.test_loader import PEAKS, POOL, RECORD
@@ -54,7 +52,7 @@ def renamed_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("renamed")
     copy = folder / "libpooling_renamed.so"
     shutil.copy(softpool_library.build(), copy)
-    assemble([artifact("softpool")], [(copy, describe_library(copy))], folder / "renamed.pt2", name="renamed")
+    packaged("softpool", folder / "renamed.pt2", copy, name="renamed")
     return folder / "renamed.pt2"
 
 

@@ -15,7 +15,6 @@ from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from tests.runtime import stateful
 from tests.serve.echo_models import EchoRepository, repository
-from tests.serve.engine import ticker
 from tests.serve.page.in_thread import Site
 from tests.serve.page.in_thread import served as served_over_http
 from tests.serve.rpc.echo import Served, loop_thread, served
@@ -37,12 +36,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """push and peek have state, fill writes into an input, embed does neither; push fails after six calls."""
     return stateful.write(tmp_path_factory.mktemp("recorder") / "recorder.pt2")
-
-
-@pytest.fixture(scope="session")
-def ticker_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """State in independent rows."""
-    return ticker.write(tmp_path_factory.mktemp("ticker") / "ticker.pt2")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
 from tests.adversarial.test_nothing_runs import CONSTRUCTOR, MARK, compiled
 from tests.package.c_library import build
-from tests.package.signers import Signer, signer, write_policy
+from tests.package.signers import Signer, write_policy
 from tests.verify.verify_artifacts import Affine, right, write_artifact
 from tests.verify.verify_models import STATE
 
@@ -46,12 +46,6 @@ def _own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def mark(tmp_path: Path) -> Path:
     """The file that is there once hostile code has run."""
     return tmp_path / "mark"
-
-
-@pytest.fixture
-def release(tmp_path: Path) -> Signer:
-    (tmp_path / "keys").mkdir()
-    return signer(tmp_path / "keys")
 
 
 @pytest.fixture

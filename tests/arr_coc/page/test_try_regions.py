@@ -14,15 +14,11 @@ import torch
 from PIL import Image
 
 import exportkit
-from exportkit.arr_coc import LIBRARIES
 from exportkit.arr_coc.model import Region, build, region_query
-from exportkit.package.assemble import assemble
-from exportkit.package.describe_library import describe_library
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.page.page_routes import page_routes
 from tests.arr_coc.page.eager_regions import eager
-from tests.artifacts import artifact
 from tests.serve.page.doubles import Models
 from tests.serve.page.in_thread import Site, served, served_packages
 from tests.serve.page.sent_requests import Recorder
@@ -43,15 +39,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def recorder() -> Recorder:
     return Recorder()
-
-
-@pytest.fixture(scope="module")
-def arr_coc_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ARR-COC as `exportkit package` writes it, without the time that its verification takes."""
-    library = LIBRARIES["cpu"]
-    path = tmp_path_factory.mktemp("arr_coc") / "arr_coc.pt2"
-    assemble([artifact("arr-coc")], [(library, describe_library(library))], path)
-    return path
 
 
 @pytest.fixture(scope="module")

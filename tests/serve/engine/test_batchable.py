@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from exportkit.serve.batching.pending import BatchLimits
-from tests.serve.engine import rows
 from tests.serve.engine.asking import serving_model
 
 
@@ -23,9 +22,8 @@ async def test_independent_rows_are_batched(rows_package):
     assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 0
 
 
-async def test_rows_that_influence_one_another_are_not_batched(tmp_path):
-    package = rows.write(tmp_path / "rows.pt2", rows.example(1, coupling=1.0))
-    batching, config = await metadata(package)
+async def test_rows_that_influence_one_another_are_not_batched(coupled_package):
+    batching, config = await metadata(coupled_package)
     assert not batching["enabled"]
     assert "rows influence one another: sum" in batching["reason"]
     assert batching["max_rows"] == 1

@@ -7,20 +7,13 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import exportkit
 from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.statuses import BackendError
 from tests.artifacts import artifact
-from tests.export.weights_models import Weighted
+from tests.runtime.fine_tunes import X, save, state
 from tests.serve.engine.asking import only, request, serving, tensors
-
-X = torch.linspace(-1, 1, 48).reshape(3, 16)
-
-
-def state(seed: int) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone().contiguous() for name, tensor in Weighted(seed).state_dict().items()}
 
 
 @pytest.mark.parametrize("isolate", [False, True], ids=["here", "isolated"])
@@ -28,8 +21,8 @@ async def test_weights_are_exchanged_under_load(tmp_path, isolate):
     folder = tmp_path / "models"
     folder.mkdir()
     shutil.copy(artifact("weighted"), folder / "weighted.pt2")
-    save_file(state(1), folder / "tuned.safetensors")
-    save_file({"x": torch.zeros(1)}, folder / "other.safetensors")
+    save(folder / "tuned.safetensors", state(1))
+    save(folder / "other.safetensors", {"x": torch.zeros(1)})
     with exportkit.load(folder / "weighted.pt2", device="cpu") as model:
         old = model(X)
         model.swap_weights(folder / "tuned.safetensors")
