@@ -107,15 +107,6 @@ def test_it_says_which_case_is_an_edge_case(tiny_package, tmp_path):
     assert "case 1 (batch=4, gh=6): ok" in text
 
 
-def test_outside_weights_are_mapped_and_the_target_is_the_one_that_python_takes():
-    package = artifact("weighted")
-    document = exportkit_run.load(package)
-    assert document["ok"] is True
-    with exportkit.load(package, device="cpu") as model:
-        assert model.manifest.weights
-        assert (document["target"], len(document["cases"])) == (model.target.name, len(model.cases))
-
-
 def test_a_target_is_run_by_name(tiny_files, tmp_path):
     targets = (tiny.target(name="better", cpu_isa="x86-64"), tiny.target(name="plain"))
     package = tiny.write(tmp_path / "several.pt2", tiny_files, targets=targets)

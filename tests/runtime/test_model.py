@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import exportkit
-from exportkit.errors import InputError, ManifestConsistencyError, ModelClosedError, ModelRunError
+from exportkit.errors import InputError, ManifestConsistencyError, ModelClosedError
 from exportkit.package.structure import flatten
 from exportkit.runtime import isolated
 from tests.runtime import tiny, ways
@@ -158,21 +158,6 @@ def test_closing_lets_calls_finish_that_have_begun(way, tiny_package):
                 assert eventually(lambda answers=answers: len(answers) > 20)
                 model.close()
             assert all(answers)
-
-
-def test_a_failure_of_the_compiled_code_names_its_inputs(tiny_package, monkeypatch):
-    class Failing:
-        def run(self, inputs):
-            raise RuntimeError("run_func_(...) API call failed\nand a page of C++ frames")
-
-    model = exportkit.load(tiny_package)
-    monkeypatch.setattr(model._code, "runners", {"forward": Failing()})
-    args, kwargs = tiny.example()
-    message = (
-        r"failed on \(float32\[3, 3, 32, 8\], float32\[3, 5\], float32\[5\]\): run_func_\(...\) API call failed\n  "
-    )
-    with pytest.raises(ModelRunError, match=message):
-        model(*args, **kwargs)
 
 
 def test_a_manifest_that_is_wrong_about_the_outputs_is_found_out(tiny_files, tmp_path):

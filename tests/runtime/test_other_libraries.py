@@ -10,7 +10,6 @@ import torch
 
 from exportkit import load
 from exportkit.errors import NoTargetError
-from exportkit.package.archive import PackageReader
 from exportkit.packaging import PackOptions, build_package
 from exportkit.reference_model import ReferenceModel
 from exportkit.runtime.native import why_unusable
@@ -112,13 +111,6 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_package([artifact("op-shapes")], path, unverified)
     shutil.rmtree(folder)
     return path
-
-
-@pytest.mark.slow
-def test_libraries_are_in_the_package_in_loading_order(beside: Path) -> None:
-    with PackageReader(beside) as reader:
-        names = [Path(library.record).name for library in reader.manifest.libraries]
-    assert names == ["libz.so", "libsecond.so", "libfirst.so"]
 
 
 @pytest.mark.slow

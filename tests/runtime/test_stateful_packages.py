@@ -101,12 +101,3 @@ def with_weights(eager: Decoder) -> Decoder:
     for name, parameter in eager.named_parameters():
         new.get_parameter(name).data.copy_(parameter)
     return new
-
-
-def test_what_a_call_answered_is_not_changed_by_the_next(model):
-    with model.session(batch=2) as session:
-        kept = greedy(session, 1)
-        copies = [tensor.clone() for tensor in kept]
-        token, heard = torch.tensor([[3], [3]]), torch.zeros(2, WIDTH)
-        session.decode(token, heard)
-        assert all(map(torch.equal, kept, copies))

@@ -226,15 +226,6 @@ def test_code_for_one_architecture_is_chosen_on_no_other(architecture, capabilit
         pick([cuda(cuda_architecture=architecture)], "auto", machine)
 
 
-def test_a_survey_has_every_target_once_the_best_first():
-    targets = [cpu(name="v3"), cuda(), cpu(name="arm", platform="linux-aarch64"), cpu(name="v4", cpu_isa="x86-64-v4")]
-    found = survey(targets, "auto", H200_HOST)
-    fitting = [(choice.target.name, choice.device) for choice in found.fitting]
-    assert fitting == [("cuda", "cuda:0"), ("v4", "cpu"), ("v3", "cpu")]
-    assert found.rejected == {"arm": "it is for linux-aarch64, this is linux-x86_64"}
-    assert pick(targets, "auto", H200_HOST) == found.fitting[0]
-
-
 def test_a_target_is_found_by_its_name():
     targets = [cpu(name="v3"), cpu(name="v4")]
     assert named(targets, "v4") == targets[1:]
