@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx_ir
 import pytest
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from exportkit.errors import ExportError, HostError, UsageError
 from exportkit.libraries import load_library
 from exportkit.onnx.convert import Converted
 from exportkit.onnx.export_onnx import export_onnx
-from exportkit.onnx.files import open_onnx
 from exportkit.onnx.onnx_options import OnnxOptions
 from tests.fixtures import stable_library
 from tests.onnx.conversions import checked, convert_spec, run, run_reference, session_of, tensors_of
@@ -304,17 +302,6 @@ def test_complex_numbers_are_refused_by_the_name_of_the_tensor() -> None:
 
 
 # --- the whole export -------------------------------------------------------------------------------------------------
-
-
-def test_an_export_writes_a_model_and_a_sidecar_that_belong_together(tmp_path: Path) -> None:
-    out = tmp_path / "net.onnx"
-    manifest = export_onnx(muladds(), out)
-    with open_onnx(out) as reader:
-        assert reader.manifest == manifest
-    assert [operator.name for operator in manifest.operators] == ["arr_coc::muladd"]
-    assert [function.operator for function in manifest.onnx[0].functions] == ["arr_coc::muladd"] * 2
-    assert len(manifest.cases) == 4
-    assert onnx_ir.load(out).producer_name == "exportkit"
 
 
 def test_a_decomposition_of_an_operator_that_is_not_called_is_refused(tmp_path: Path) -> None:
