@@ -150,11 +150,6 @@ def test_no_verify_writes_it_all_the_same_and_says_so(compiled, tmp_path, capsys
         assert (reader.manifest.name, reader.manifest.version) == ("mine", "7")
 
 
-def test_packages_of_one_artifact_are_the_same_bytes_whatever_their_name(package, compiled, tmp_path, capsys):
-    assert run(capsys, "package", compiled, "-o", tmp_path / "other.pt2", "--no-verify")[0] == 0
-    assert (tmp_path / "other.pt2").read_bytes() == package[0].read_bytes()
-
-
 def test_a_directory_that_is_not_there_is_a_usage_error(compiled, tmp_path, capsys):
     code, _, err = run(capsys, "package", compiled, "-o", tmp_path / "none" / "x.pt2")
     assert code == 2
