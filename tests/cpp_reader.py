@@ -19,6 +19,7 @@ import pytest
 from exportkit.package import core
 from tests.aarch64 import emulated
 from tests.made_once import one_maker
+from tests.subprocesses import output_of
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "csrc" / "package"
@@ -90,7 +91,6 @@ def build(name: str, compiler: str, flags: Sequence[str], library: Path = core.L
             linked = [str(library), f"-Wl,-rpath,{library.parent}"]
             source = SOURCES / "tests" / f"{name}.cpp"
             command = [compiler, *flags, str(source), *linked, "-o", str(partial)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
+            output_of(*command)
             partial.rename(built)
     return built

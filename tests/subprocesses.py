@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,10 +166,12 @@ def run_interpreter(code: str, *args: object, cwd: Path, prefix: Sequence[str] =
     `prefix` is a command that runs the one that follows it.
     """
     command = [*prefix, sys.executable, "-c", code, *map(str, args)]
-    everything = _environment(environment)
-    return _printed(
-        subprocess.run(command, cwd=cwd, env=everything, capture_output=True, text=True, timeout=3000, check=False)
-    )
+    return output_of(*command, cwd=cwd, env=_environment(environment), timeout=3000)
+
+
+def output_of(*command: str | Path, **options: Any) -> str:
+    """What a program printed on stdout; a failure fails the test with what was said."""
+    return _printed(subprocess.run(command, capture_output=True, text=True, check=False, **options))
 
 
 def _environment(additional: Mapping[str, str]) -> dict[str, str]:
@@ -204,6 +207,7 @@ def mounted(folder: Path, size: str) -> str:
 _PAUSE = """
 import sys, time
 from pathlib import Path
+from typing import Any
 def pause():
     print("now", flush=True)
     time.sleep(600)

@@ -16,6 +16,7 @@ import torch
 from tests.artifacts import ROOT, THIRD_PARTY
 from tests.built import builds_alone
 from tests.fixtures import softpool_library
+from tests.subprocesses import output_of
 
 _FILES = ("pyproject.toml", "README.md", "docs/exportkit.1", "tools/wheel_sbom.py")
 MODELS = """
@@ -75,15 +76,8 @@ def install_exportkit(site: Path) -> None:
             shutil.rmtree(stale)
         flags = {"EXPORTKIT_ARR_COC": "0", "EXPORTKIT_CPP_RUNTIME": "0", "EXPORTKIT_CUDA": "0"}
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-build-isolation"]
-        done = subprocess.run(
-            [*command, "--target", str(site), str(copy)],
-            cwd="/",
-            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | flags,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | flags
+        output_of(*command, "--target", site, copy, cwd="/", env=environment)
 
 
 def _is_built(name: str) -> bool:
@@ -115,16 +109,7 @@ class Machine:
         }
 
     def python(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [self.interpreter, *arguments],
-            cwd=self.home,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return output_of(self.interpreter, *arguments, cwd=self.home, env=self.environment)
 
     def exportkit(self, *arguments: str) -> str:
         return self.python("-m", "exportkit", *arguments)

@@ -6,13 +6,13 @@ import functools
 import hashlib
 import os
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.made_once import one_maker
+from tests.subprocesses import output_of
 
 ROOT = Path(__file__).parents[2]
 WANTED = os.environ.get("EXPORTKIT_AARCH64") == "1"  # `make aarch64` says so, when it has built what is below
@@ -50,7 +50,6 @@ def compiled(source: Path, flags: Sequence[str]) -> Path:
         if ours:
             partial = program.with_suffix(".partial")
             command = [COMPILER, str(source), *flags, "-o", str(partial)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
+            output_of(*command)
             partial.rename(program)
     return program

@@ -34,6 +34,7 @@ from tests.package import samples, stateful_samples
 from tests.package.signers import signer
 from tests.policy.documents import has_triton
 from tests.serve.protocol.messages import triton_inputs
+from tests.subprocesses import run_interpreter
 
 
 @pytest.fixture
@@ -206,15 +207,7 @@ def test_an_installation_without_the_backend_and_a_machine_without_triton_say_so
 def test_the_command_imports_no_torch(tmp_path: Path):
     path = package(tmp_path / "p.pt2")
     code = f"from exportkit.deployment.triton import *; write_triton_models(Path({str(path)!r}), Path('models'))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}; import sys; print('torch' in sys.modules)"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "False\n"
+    assert run_interpreter(f"{code}; import sys; print('torch' in sys.modules)", cwd=tmp_path) == "False\n"
 
 
 # --- a real Triton ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 import exportkit
 from tests.examples import example_packages
 from tests.operators.scaffold.scaffolded import imported
-from tests.subprocesses import run_python
+from tests.subprocesses import output_of, run_python
 
 pytest.importorskip("transformers", reason="pip install -c constraints.txt 'exportkit[transformers]'")
 
@@ -96,10 +95,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.mark.process
 def test_cpp_writes_the_same(generator: Path, package: Path, reference) -> None:
     def said(*arguments: str) -> list[list[int]]:
-        command = [generator, package, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return [list(map(int, line.split())) for line in done.stdout.splitlines()]
+        printed = output_of(generator, package, *arguments)
+        return [list(map(int, line.split())) for line in printed.splitlines()]
 
     found = said(str(COUNT), *TEXTS)
     assert list(map(list, zip(*found))) == [wanted(reference, text) for text in TEXTS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from exportkit.precision import with_tf32
 from tests.examples import example_packages, speech_example
 from tests.examples.speech_example import FOLDER, recording, sound
 from tests.runtime import exportkit_run
+from tests.subprocesses import output_of
 
 COUNT = 300
 HEARD = 137  # of them, before a session is saved
@@ -87,6 +87,5 @@ def test_c_plus_plus_gives_the_same_answers(eager, chunks: Tensor, listener: Pat
 
 
 def _printed(listener: Path, *arguments: Path) -> list[float]:
-    done = subprocess.run([listener, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return torch.tensor([float(line) for line in done.stdout.split()], dtype=torch.float32).tolist()
+    said = output_of(listener, *arguments)
+    return torch.tensor([float(line) for line in said.split()], dtype=torch.float32).tolist()

@@ -24,6 +24,7 @@ from tests.examples.speech_example import FOLDER, command, detector, eager, list
 from tests.examples.test_speech_published import written
 from tests.serve.page.in_thread import Site, served_packages
 from tests.serve.page.sent_requests import Recorder
+from tests.subprocesses import output_of
 
 VOICE, NOISE = "Front_Center", "Noise"
 LINE = re.compile(r" *(\d+\.\d\d) s  (.*)")
@@ -145,8 +146,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, starts_process: None) ->
     folder = tmp_path_factory.mktemp("installed")
     source = shutil.copytree(FOLDER, folder / "speech", ignore=shutil.ignore_patterns("__pycache__"))
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-build-isolation"]
-    done = subprocess.run([*pip, "--target", folder / "site", source], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    output_of(*pip, "--target", folder / "site", source)
     return folder / "site"
 
 

@@ -5,7 +5,6 @@ The operators are those of vllm_on_cpu.cpp.
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +17,7 @@ from exportkit.errors import RefusedValueError
 from exportkit.libraries import load_library
 from tests.examples import example_packages
 from tests.operators.scaffold.scaffolded import imported
+from tests.subprocesses import output_of
 
 TEXTS = ["Call me Ishmael.", "It was", "The sky above the port"]
 COUNT = 20
@@ -78,10 +78,8 @@ def test_it_is_a_llama(decoder: ModuleType) -> None:
 @torch.no_grad()
 def test_cpp_writes_what_eager_writes(decoder: ModuleType, generator: Path) -> None:
     eager = written(decoder.make(decoder.Config(), batch=len(TEXTS)), *rows(TEXTS))
-    command = [generator, example_packages.made("vllm"), str(COUNT), *TEXTS]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert [list(map(int, line.split())) for line in done.stdout.splitlines()] == eager.tolist()
+    said = output_of(generator, example_packages.made("vllm"), str(COUNT), *TEXTS)
+    assert [list(map(int, line.split())) for line in said.splitlines()] == eager.tolist()
 
 
 def test_a_sequence_has_pages_for_so_many_tokens(decoder: ModuleType) -> None:

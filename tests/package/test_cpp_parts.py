@@ -21,7 +21,7 @@ from exportkit import errors
 from exportkit.package.archive import write_package
 from tests.cpp_reader import FLAGS, SOURCES, CppReader, program
 from tests.package import samples
-from tests.subprocesses import run_interpreter
+from tests.subprocesses import output_of, run_interpreter
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,7 @@ def test_no_descriptor_and_no_memory_stays_behind(tmp_path: Path) -> None:
 def test_the_fuzzing_harnesses_compile(harness: Path) -> None:
     program()  # or the reason why nothing can be compiled
     command = [os.environ.get("CXX", "g++"), *FLAGS, "-fsyntax-only", str(harness)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    output_of(*command)
 
 
 @pytest.fixture(scope="module")

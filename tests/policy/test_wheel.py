@@ -17,13 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from exportkit.arr_coc import LIBRARIES
-from exportkit.package.assemble import assemble
-from exportkit.package.describe_library import describe_library
 from exportkit.support import PYTHONS
-from tests.artifacts import ROOT, artifact
+from tests.artifacts import ROOT
 from tests.built import builds_alone
 from tests.made_once import one_maker
+from tests.subprocesses import output_of
 
 SITE = Path(torch.__file__).parents[1]
 WITHOUT_TORCH = ("click", "rich", "msgspec", "pyelftools")
@@ -49,9 +47,7 @@ def setup(*arguments: str) -> None:
 
 def run(*command: str | Path, **environment: str) -> str:
     """What a program printed that finds no compiler and no CMake."""
-    done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return output_of(*command, env=environment, cwd="/")
 
 
 @pytest.fixture(scope="session")
@@ -64,19 +60,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with builds_alone(), one_maker(folder) as ours:
         if ours:
             settings = ["EXPORTKIT_CUDA=0", f"BIN={Path(sys.executable).parent}", "READY=", f"WHEELS={folder}"]
-            done = subprocess.run(["make", "wheel", *settings], cwd=ROOT, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stdout + done.stderr
+            output_of("make", "wheel", *settings, cwd=ROOT)
     (built,) = folder.iterdir()
     return built
-
-
-@pytest.fixture(scope="session")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An unsigned package with our operators."""
-    path = tmp_path_factory.mktemp("package") / "patches.pt2"
-    library = LIBRARIES["cpu"]
-    assemble([artifact("patches")], [(library, describe_library(library))], path)
-    return path
 
 
 def install(wheel: Path, interpreter: str, venv: Path) -> tuple[Path, dict[str, str]]:
@@ -156,7 +142,7 @@ def test_one_wheel_serves_every_python_and_names_the_hosts_it_needs(wheel: Path)
 
 @pytest.mark.slow
 def test_the_wheel_loads_an_unsigned_package_without_compiler_and_cmake(
-    wheel: Path, package: Path, tmp_path: Path
+    wheel: Path, patches_package: Path, tmp_path: Path
 ) -> None:
     """In a new venv, with torch where pip would put it, and this one's other dependencies behind."""
     bin_, environment = install(wheel, sys.executable, tmp_path / "venv")
@@ -168,15 +154,15 @@ def test_the_wheel_loads_an_unsigned_package_without_compiler_and_cmake(
         "print(exportkit.__file__, shutil.which('g++'), shutil.which('cmake'))"
     )
     assert run(bin_ / "python", "-c", code, **environment) == f"{site}/exportkit/__init__.py None None\n"
-    run(bin_ / "exportkit", "verify", package, "--against", "cases", **environment)
+    run(bin_ / "exportkit", "verify", patches_package, "--against", "cases", **environment)
     if "exportkit/bin/exportkit-run" in zipfile.ZipFile(wheel).namelist():
-        run(site / "exportkit" / "bin" / "exportkit-run", package, **environment)
+        run(site / "exportkit" / "bin" / "exportkit-run", patches_package, **environment)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", sorted({*PYTHONS, "3.14"} - {"{}.{}".format(*sys.version_info)}))
 def test_the_wheel_reads_a_package_under_another_python(
-    version: str, wheel: Path, package: Path, tmp_path: Path
+    version: str, wheel: Path, patches_package: Path, tmp_path: Path
 ) -> None:
     """All that needs no torch: the command line and the library that reads and checks packages."""
     interpreter = other_pythons().get(version)
@@ -188,8 +174,8 @@ def test_the_wheel_reads_a_package_under_another_python(
     except subprocess.CalledProcessError as error:
         pytest.skip(f"that the wheel serves Python {version} was not seen: {error.stderr.strip().splitlines()[-1]}")
     assert run(bin_ / "python", "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip() == version
-    assert "patches" in run(bin_ / "exportkit", "inspect", package, **environment)
-    content = bytearray(package.read_bytes())
+    assert "patches" in run(bin_ / "exportkit", "inspect", patches_package, **environment)
+    content = bytearray(patches_package.read_bytes())
     content[len(content) // 2] ^= 1
     damaged = tmp_path / "damaged.pt2"
     damaged.write_bytes(content)

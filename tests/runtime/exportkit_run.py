@@ -15,6 +15,7 @@ import pytest
 from exportkit import errors
 from exportkit.errors import ExportkitError
 from exportkit.runtime.native import library_path
+from tests.subprocesses import output_of
 
 PROGRAM = library_path().with_name("exportkit-run")
 REQUIRED = os.environ.get("EXPORTKIT_REQUIRE_RUNTIME") == "1"
@@ -42,8 +43,7 @@ def build_example(source: Path, folder: Path, *options: str) -> Path:
         pytest.skip("there is no cmake, which builds the examples: apt-get install cmake")
     configure = ["cmake", "-S", source, "-B", folder, f"-DCMAKE_PREFIX_PATH={library_path().parents[2]}"]
     for command in ([*configure, f"-DPython3_EXECUTABLE={sys.executable}", *options], ["cmake", "--build", folder]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        output_of(*command)
     return folder
 
 

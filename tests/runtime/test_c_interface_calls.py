@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes as c
 import json
 import os
-import subprocess
 import sys
 import threading
 
@@ -20,6 +19,7 @@ from tests.runtime.c_structures import Tensor
 from tests.runtime.fine_tunes import X, eager, save, state
 from tests.runtime.threads import beside
 from tests.serve.engine import rows
+from tests.subprocesses import output_of
 
 # --- arguments --------------------------------------------------------------------------------------------------------
 
@@ -235,9 +235,7 @@ print(json.dumps([differences, [name for name in ("torch", "exportkit") if name 
 
 def test_a_process_that_imports_no_torch_runs_a_package(c_library, tiny_package):
     environment = {"EXPORTKIT_CACHE": os.environ["EXPORTKIT_CACHE"]}
-    command = [sys.executable, "-I", "-c", ALONE, ROOT, library_path(), tiny_package]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    differences, imported = json.loads(done.stdout)
+    said = output_of(sys.executable, "-I", "-c", ALONE, ROOT, library_path(), tiny_package, env=environment)
+    differences, imported = json.loads(said)
     assert max(differences) < 1e-5
     assert imported == []

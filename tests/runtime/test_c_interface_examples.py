@@ -13,6 +13,7 @@ import pytest
 from exportkit.runtime.native import library_path
 from tests.runtime import exportkit_run, sequences
 from tests.serve.engine import rows, ticker
+from tests.subprocesses import output_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 INCLUDE = library_path().parents[2] / "include"
@@ -29,11 +30,6 @@ def require(*programs: str) -> None:
     for program in programs:
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed: the example in its language was not tried")
-
-
-def build(*command: str | Path) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -108,7 +104,7 @@ def test_the_example_of_sessions_needs_a_case_with_state(example, tiny_package, 
 def test_where_memory_ends_every_function_returns_an_error(tiny_package, tmp_path):
     require("g++")
     source, program = Path(__file__).with_name("no_memory.cpp"), tmp_path / "no_memory"
-    build("g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", source, *LINK, RPATH, "-o", program)
+    output_of("g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", source, *LINK, RPATH, "-o", program)
     for package in (tiny_package, rows.write(tmp_path / "rows.pt2", rows.example(2))):
         done = run(program, package)
         assert done.returncode == 0, done.stdout
@@ -122,7 +118,7 @@ def test_requests_use_no_memory_but_their_own(tmp_path):
     require("g++")
     source, program = Path(__file__).with_name("requests.cpp"), tmp_path / "requests"
     strict = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-g", "-fsanitize=address,undefined"]
-    build("g++", *strict, f"-I{INCLUDE}", source, *LINK, RPATH, "-o", program)
+    output_of("g++", *strict, f"-I{INCLUDE}", source, *LINK, RPATH, "-o", program)
     for package in (rows.write(tmp_path / "rows.pt2", rows.example(3)), ticker.write(tmp_path / "ticker.pt2")):
         done = run(program, package)
         assert (done.returncode, done.stdout, done.stderr) == (0, "5 requests of forward\n", "")
@@ -132,7 +128,7 @@ def test_the_fortran_example_runs_a_package(tiny_package, tmp_path):
     require("gfortran")
     sources, program = [EXAMPLES / "fortran" / name for name in ("exportkit.f90", "main.f90")], tmp_path / "predict"
     strict = ["-std=f2018", "-Wall", "-Wextra", "-Werror", "-fcheck=all", f"-J{tmp_path}"]
-    build("gfortran", *strict, *sources, "-o", program, *LINK, RPATH)
+    output_of("gfortran", *strict, *sources, "-o", program, *LINK, RPATH)
     done = run(program, tiny_package)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
@@ -149,7 +145,7 @@ def test_the_rust_example_runs_a_package(tiny_package, tmp_path):
     require("rustc")
     program = tmp_path / "predict"
     link = ["-L", library_path().parent, "-C", f"link-args={RPATH}"]
-    build("rustc", "--edition", "2021", "-D", "warnings", EXAMPLES / "rust" / "main.rs", "-o", program, *link)
+    output_of("rustc", "--edition", "2021", "-D", "warnings", EXAMPLES / "rust" / "main.rs", "-o", program, *link)
     done = run(program, tiny_package)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +19,10 @@ import torch
 
 from exportkit.arr_coc import LIBRARIES
 from exportkit.package.archive import PackageReader
-from exportkit.package.assemble import assemble
-from exportkit.package.describe_library import describe_library
 from exportkit.package.elf import oldest_torch, read_elf
 from exportkit.runtime import targets
-from tests.artifacts import artifact
 from tests.runtime import tiny
-from tests.subprocesses import ROOT
+from tests.subprocesses import ROOT, output_of
 
 PYTHONS = [path for path in os.environ.get("EXPORTKIT_TORCH_PYTHONS", "").split(os.pathsep) if path]
 GOLDEN = ROOT / "tests" / "golden" / "format-1-cpu.pt2"
@@ -69,26 +65,17 @@ class Other(NamedTuple):
 
     def run(self, code: str, *args: object, cwd: Path, **environment: str) -> Any:
         """The JSON that the code printed last."""
-        done = subprocess.run(
-            [self.python, "-c", code, *map(str, args)],
-            capture_output=True,
-            text=True,
-            cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-            check=False,
-        )
-        assert done.returncode == 0, f"{self.python}: exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return json.loads(done.stdout.splitlines()[-1])
+        everything = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        said = output_of(self.python, "-c", code, *map(str, args), cwd=cwd, env=everything)
+        return json.loads(said.splitlines()[-1])
 
 
 @pytest.fixture(scope="module", params=PYTHONS or [None])
 def other(request: pytest.FixtureRequest) -> Other:
     if request.param is None:
         pytest.skip("EXPORTKIT_TORCH_PYTHONS names no interpreter with another torch")
-    version = subprocess.run(
-        [request.param, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True
-    )
-    return Other(request.param, version.stdout.strip())
+    version = output_of(request.param, "-c", "import torch; print(torch.__version__)")
+    return Other(request.param, version.strip())
 
 
 class Volumes(torch.nn.Module):
@@ -105,17 +92,19 @@ def volumes() -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def packages(
-    tmp_path_factory: pytest.TempPathFactory, tiny_package: Path, softpool_package: Path, volumes: dict[str, Path]
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_package: Path,
+    patches_package: Path,
+    softpool_package: Path,
+    volumes: dict[str, Path],
 ) -> dict[str, Path]:
     """Made with the torch that is installed here, but for the golden one."""
     folder = tmp_path_factory.mktemp("versions")
-    library = LIBRARIES["cpu"]
-    assemble([artifact("patches")], [(library, describe_library(library))], folder / "patches.pt2")
     needs = oldest_torch(read_elf(code_of(volumes)).torch_symbols) or MINOR
     tiny.write(folder / "volumes.pt2", volumes, targets=(tiny.target(needs_torch=needs),))
     return {
         "no operators": tiny_package,
-        "stable operators": folder / "patches.pt2",
+        "stable operators": patches_package,
         "operators of one torch": softpool_package,
         "a new shim": folder / "volumes.pt2",
         "golden": GOLDEN,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.subprocesses import output_of
 from tools import site
 from tools.generated import ROOT
 
@@ -94,8 +94,7 @@ def test_a_link_leads_to_the_page_of_the_site_to_the_host_or_nowhere():
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_is_valid_and_what_it_calls_exists(path: Path):
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path)]
-    checked = subprocess.run(check, capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stdout
+    output_of(*check)
     steps = [step for job in yaml.safe_load(path.read_text())["jobs"].values() for step in job["steps"]]
     commands = "\n".join(step.get("run", "") for step in steps)
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.subprocesses import output_of
 
 pytestmark = pytest.mark.slow
 
@@ -20,8 +21,7 @@ def test_no_client_gets_an_answer_from_the_state_of_another(
 ):
     command = [sys.executable, "-m", "benchmarks.sequence_soak", str(ticker_package), *options]
     command += ["--minutes", "0.05", "--clients", "6", "--zero", "coupling", "-o", str(tmp_path / "soak.json")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    output_of(*command, cwd=ROOT, timeout=600)
     seen = json.loads((tmp_path / "soak.json").read_text())["seen"]
     assert seen["answered"] > 0
     assert not [name for name in seen if name.startswith("WRONG")]
