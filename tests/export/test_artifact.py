@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,10 +18,9 @@ from exportkit.export.models.program_file import load_program
 from exportkit.export.models.resolve import resolve
 from exportkit.export.models.resolved import EagerModel
 from exportkit.package.archive import PackageReader
-from exportkit.package.assemble import assemble
 from exportkit.package.manifest import Dimension, Manifest, Size
 from exportkit.package.structure import flatten, unflatten
-from tests.artifacts import artifact
+from tests.artifacts import artifact, packaged
 from tests.export.function_models import spec_of
 from tests.fixtures import stock_loader
 from tests.subprocesses import run_python
@@ -79,17 +76,6 @@ def test_no_source_travels(patches: Path) -> None:
         assert sum(name.endswith(".so") for name in reader.names) == 1
 
 
-def test_the_code_keeps_to_its_instruction_set(patches: Path, tmp_path: Path) -> None:
-    if shutil.which("objdump") is None:
-        pytest.skip("no objdump to look at the code with")
-    library = tmp_path / "model.so"
-    with PackageReader(patches) as reader:
-        reader.extract(next(name for name in reader.names if name.endswith(".so")), library)
-    code = subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
-    assert "%ymm" in code
-    assert "%zmm" not in code
-
-
 def test_constants_among_the_outputs_are_the_manifests_not_the_codes(patches: Path) -> None:
     """AOTInductor returns a tensor for each of them, and outputs are told apart by their place alone."""
     with PackageReader(patches) as reader:
@@ -102,14 +88,6 @@ def test_cases_are_the_example_and_the_ends_of_every_range(patches: Path) -> Non
         sizes = [case.calls[0].sizes for case in reader.manifest.cases]
     names = ("batch", "rows", "columns")
     assert sizes[:3] == [dict(zip(names, each)) for each in ((2, 5, 7), (1, 2, 2), (16, 2, 2))]
-
-
-def test_somebody_elses_operators_and_a_named_tuple_travel_too() -> None:
-    with PackageReader(artifact("softpool")) as reader:
-        manifest = reader.manifest
-    assert [operator.name for operator in manifest.operators] == ["softpool::peaks", "softpool::pool"]
-    assert [(p.name, p.kind) for p in manifest.call.parameters] == [("tokens", "positional"), ("bias", "keyword")]
-    assert [output.name for output in manifest.call.outputs] == ["logits", "weights", "positions"]
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
@@ -317,7 +295,7 @@ def test_code_that_passes_a_dtype_to_an_operator_needs_torch_2_12(kind: str) -> 
 @pytest.fixture
 def package(tmp_path: Path, device: torch.device) -> Path:
     path = tmp_path / "quantize.pt2"
-    assemble([artifact(f"triton-{device.type}")], [], path)
+    packaged(f"triton-{device.type}", path)
     return path
 
 

@@ -66,17 +66,6 @@ def test_a_linear_layer_takes_transposed_weights_and_adds_its_bias_apart(bias: b
     assert product.args[1].meta["val"].is_contiguous()
 
 
-@pytest.mark.slow
-def test_a_recurrent_cell_takes_transposed_weights() -> None:
-    cell, inputs = nn.LSTMCell(4, 6), (torch.randn(2, 4), torch.randn(2, 6), torch.randn(2, 6))
-    step = FunctionModel(lambda x, h, c: step.cell(x, (h, c)))
-    step.cell = cell
-    module = graph_of(step, *inputs)
-    assert packed(module)
-    assert count(module, aten.addmm.default) == 0
-    torch.testing.assert_close(module(*inputs), cell(inputs[0], inputs[1:]))
-
-
 def test_the_roots_of_a_normalization_are_computed_once() -> None:
     """What Inductor makes of a BatchNorm."""
     model = FunctionModel(lambda x: (x - model.mean[:, None]) * (model.variance + 1e-5).sqrt().reciprocal()[:, None])

@@ -209,16 +209,9 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@generated(6)
-@given(STEPS, EXAMPLE)
-def test_no_example_refuses_sizes_that_one_program_answers(steps: list[Block], example: tuple[int, int, int]) -> None:
-    check_images(chain(*steps), example)
-
-
-@pytest.mark.slow
 @generated(200)
 @given(STEPS, EXAMPLE)
-def test_nor_do_two_hundred_examples(steps: list[Block], example: tuple[int, int, int]) -> None:
+def test_no_example_refuses_sizes_that_one_program_answers(steps: list[Block], example: tuple[int, int, int]) -> None:
     check_images(chain(*steps), example)
 
 

@@ -139,21 +139,6 @@ def test_sizes_of_outputs_are_told_in_the_callers_dimensions() -> None:
     assert first[3] is None  # n + 4m is of two dimensions
 
 
-def test_a_foreign_programs_symbols_become_dimensions_with_their_ranges() -> None:
-    shapes = {"x": {0: torch.export.Dim("n", min=3, max=9)}, "y": None}
-    symbols, outputs = _symbols(DynamicSizes(), _Crop(), (torch.rand(5, 3), torch.rand(8, 3)), shapes)
-    (dimension,) = symbols.dimensions
-    assert (dimension.min, dimension.max) == (3, 9)
-    assert symbols.size(outputs[0].shape[0]) == Size(dimension=dimension.name, offset=-1)
-
-
-def test_a_plain_number_fixes_a_size_that_a_spec_makes_vary() -> None:
-    shapes = merge_shapes({"x": {0: "n[1:8]", 1: "m[1:8]"}}, parse_places(["x:0=4"]))
-    sizes = dynamic_sizes(shapes, {"x": (4, 3)})
-    assert sizes.at("x", 0) is None
-    assert [dimension.name for dimension in sizes.dimensions] == ["m"]
-
-
 def test_a_plain_number_that_is_not_the_examples_size_is_refused() -> None:
     with pytest.raises(UsageError, match="x:0 is 4 in the example inputs, and x:0=8 would fix it at another size"):
         dynamic_sizes({"x": {0: "8"}}, {"x": (4, 3)})
@@ -381,10 +366,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> SavedProgram:
 
 def of_saved(saved: SavedProgram, **options: Any) -> Traced:
     return trace_saved(saved, TraceOptions(**options), CPU, lambda _: None)
-
-
-def test_the_cases_of_sizes_without_an_end_are_small(saved: SavedProgram) -> None:
-    assert sum(len(case.tensors) for case in of_saved(saved).cases) < 4_000_000
 
 
 def test_a_saved_programs_sizes_get_names_and_ends(saved: SavedProgram) -> None:
