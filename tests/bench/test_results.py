@@ -17,8 +17,8 @@ def row(subject: str = "op", ours: float = 1.0, **others: float) -> Row:
     return Row(subject, "2x3", "float32", "forward", 1000, 0.5, tuple(measurements))
 
 
-def results(*rows: Row, created: str = "2026-01-01T00:00:00Z", machine: Machine = MACHINE) -> Results:
-    return Results(1, "0.1.0", "abc", created, f"exportkit bench at {created}", machine, 4000.0, rows)
+def results(*rows: Row, created: str = "2026-01-01T00:00:00Z") -> Results:
+    return Results(1, "0.1.0", "abc", created, f"exportkit bench at {created}", MACHINE, 4000.0, rows)
 
 
 def test_results_come_back_from_json_as_they_were():

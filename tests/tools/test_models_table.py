@@ -18,27 +18,6 @@ from tools import models_table, more_models
 from tools.model_catalogue import CATALOGUE, Model
 from tools.models_table import Setup, page, run
 
-RESULTS: dict[str, Any] = {
-    "device": "cpu",
-    "dtype": "float32",
-    "machine": "CPU",
-    "versions": {"torch": "2.11.0", "diffusers": None},
-    "models": {
-        "unet": {
-            "seconds": {"export": 20.5, "package": 4.0, "verify": 6.1},
-            "megabytes": 0.4,
-            "ended": "ok",
-            "calls": 12,
-        },
-        "bert": {
-            "seconds": {"export": 3.0},
-            "ended": "export failed",
-            "exit_code": 1,
-            "said": "it cannot\nWrite another",
-        },
-    },
-}
-
 
 def test_every_model_of_the_catalogue_has_its_own_title_and_a_function_that_makes_it() -> None:
     assert len(CATALOGUE) >= 72
@@ -56,24 +35,6 @@ def test_a_model_without_dependencies_runs_on_its_own_inputs(name: str) -> None:
     spec = getattr(more_models, name)()
     assert isinstance(spec, ExportSpec)
     spec.model.eval()(*spec.example_inputs, **spec.example_kwargs)
-
-
-def test_the_page_has_a_tick_or_a_reason_for_each_result() -> None:
-    newer = {**RESULTS, "versions": {"torch": "2.13.0+cpu"}, "models": {"bert": RESULTS["models"]["unet"]}}
-    onnx = {**RESULTS, "format": "onnx", "models": {"bert": RESULTS["models"]["bert"]}}
-    assert table([RESULTS]) == [
-        "| model | kind | CPU float32 |",
-        "| BERT | text encoder |1|",
-        "| U-Net | convolutions |✓|",
-        "| verified | | 1 of 2 |",
-        "| torch | | 2.11 |",
-    ]
-    assert "\n1. torch 2.11, export failed: it cannot\n" in page([RESULTS])
-    assert table([newer, onnx, RESULTS])[:3] == [
-        "| model | kind | CPU float32 | ONNX float32 |",
-        "| BERT | text encoder |✓|1|",
-        "| U-Net | convolutions |✓||",
-    ]
 
 
 def table(documents: list[dict[str, Any]]) -> list[str]:
