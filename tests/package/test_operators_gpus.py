@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from exportkit.cli import main
 from exportkit.errors import MissingLibraryError
-from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.cuda_code import DeviceCode, degree
-from exportkit.package.manifest import Library, Target
+from exportkit.package.manifest import Target
 from exportkit.package.operators_gpus import operators_fits
 from exportkit.runtime.targets import Host, NoTargetError, survey
-from tests.package import samples
+from tests.package import samples, test_assemble
 from tests.package.fat_binaries import MACHINE, PTX, fat_binary
+from tests.package.test_assemble import artifact
 
 
 def gpu(architecture: str = "sm_80", **changes: Any) -> Target:
@@ -26,24 +25,10 @@ def gpu(architecture: str = "sm_80", **changes: Any) -> Target:
     return samples.target(device="cuda", cuda_architecture=architecture, **changes)
 
 
-def artifact(path: Path, *targets: Target) -> Path:
-    """What `export` writes: no libraries."""
-    records = {f"data/aotinductor/{target.name}/model.wrapper.so": target.name.encode() for target in targets}
-    records |= {name: samples.RECORDS[name] for name in (samples.WEIGHT, samples.CASE)}
-    write_package(path, samples.manifest(libraries=(), targets=targets), records)
-    return path
-
-
 def library(folder: Path, name: str, code: bytes = b"", mention: bytes = b"toy\0", **changes: Any) -> Any:
-    """A library's file, and what `describe_library` might say of it: kernels for CUDA, unless the changes say else."""
-    content = b"\x7fELF" + mention + code
-    (folder / name).write_bytes(content)
-    record = f"exportkit/ops/linux-x86_64/{name}"
-    described: Library = msgspec.structs.replace(
-        samples.manifest().libraries[0], record=record, sha256=hashlib.sha256(content).hexdigest(), needs=()
-    )
-    cuda = {"device": "cuda", "kernels": ("cuda",), "defines": ()}
-    return folder / name, msgspec.structs.replace(described, **{**cuda, **changes})
+    """A library with kernels for CUDA, unless the changes say else, and with such code."""
+    cuda = {"device": "cuda", "kernels": ("cuda",), "defines": (), "needs": ()}
+    return test_assemble.library(folder, name, b"\x7fELF" + mention + code, **{**cuda, **changes})
 
 
 def defining(folder: Path) -> Any:
@@ -51,7 +36,7 @@ def defining(folder: Path) -> Any:
 
 
 def packaged(folder: Path, *libraries: Any, target: Target | None = None) -> Path:
-    source = artifact(folder / "gpu_aoti.pt2", target or gpu())
+    source = artifact(folder / "gpu_aoti.pt2", target=target or gpu())
     assemble([source], [defining(folder), *libraries], folder / "toy.pt2")
     return folder / "toy.pt2"
 
@@ -105,9 +90,9 @@ def test_the_libraries_of_a_namespace_and_those_that_they_need_count_together(tm
 
 def test_targets_of_the_cpu_are_not_concerned_and_each_gpu_is_compared(tmp_path: Path) -> None:
     both = [defining(tmp_path), library(tmp_path, "libtoy_cuda.so", fat_binary((MACHINE, 90, "a")))]
-    sources = [artifact(tmp_path / "cpu.pt2", samples.target()), artifact(tmp_path / "new.pt2", gpu("sm_90"))]
+    sources = [artifact(tmp_path / "cpu.pt2"), artifact(tmp_path / "new.pt2", target=gpu("sm_90"))]
     assemble(sources, both, tmp_path / "toy.pt2")
-    older = artifact(tmp_path / "old.pt2", gpu("sm_80", name="old"))
+    older = artifact(tmp_path / "old.pt2", target=gpu("sm_80", name="old"))
     with pytest.raises(MissingLibraryError, match="target old is for sm_80"):
         assemble([*sources, older], both, tmp_path / "toy.pt2")
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from exportkit.package import manifest as m
 from exportkit.package.archive import write_package
 from tests.package import samples
+from tests.runtime import tiny
 
 FLOAT32 = 7
 
@@ -59,13 +59,6 @@ def program(content: Mapping[str, Any] | bytes, name: str = "archive/models/mode
 
 def package(path: Path, content: bytes) -> Path:
     """A package with a program, of one input and one output."""
-    call = m.Call(
-        parameters=(m.Parameter(name="x", kind="positional", value=m.TensorNode(index=0)),),
-        inputs=(m.TensorInput(name="x", dtype="float32", shape=(4,), written=None),),
-        result=m.TensorNode(index=0),
-        outputs=(m.TensorOutput(name="0", dtype="float32", shape=(4,), tolerance=m.OutputTolerance(rtol=0, atol=0)),),
-        dimensions=(),
-    )
-    methods = (m.PackagedMethod(name="forward", call=call, state=()),)
-    write_package(path, samples.program_manifest(methods=methods, cases=()), {samples.PROGRAM: content})
+    call = tiny.tensors_call({"x": ("float32", (4,))}, ("float32", (4,)))
+    write_package(path, samples.program_manifest(methods=tiny.forward(call), cases=()), {samples.PROGRAM: content})
     return path

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from exportkit.package import manifest as m
@@ -78,18 +79,10 @@ METHODS: dict[str, tuple[type[torch.nn.Module], dict[str, tuple[Any, ...]], tupl
 
 def _call(inputs: dict[str, tuple[Any, ...]], method: str) -> m.Call:
     last = (tiny.BATCH,) if method == "fill" else (tiny.BATCH, WIDTH)
-    return m.Call(
-        parameters=tuple(
-            m.Parameter(name=name, kind="positional", value=m.TensorNode(index=i)) for i, name in enumerate(inputs)
-        ),
-        inputs=tuple(
-            m.TensorInput(name=name, dtype="float32", shape=shape, written=tiny.NEAR if name == "out" else None)
-            for name, shape in inputs.items()
-        ),
-        result=m.TensorNode(index=0),
-        outputs=(m.TensorOutput(name="0", dtype="float32", shape=last, tolerance=tiny.NEAR),),
-        dimensions=(m.Dimension(name="batch", min=1, max=8),),
-    )
+    described = {name: ("float32", shape) for name, shape in inputs.items()}
+    call = tiny.tensors_call(described, ("float32", last), tolerance=tiny.NEAR, batch=(1, 8))
+    written = (msgspec.structs.replace(each, written=tiny.NEAR if each.name == "out" else None) for each in call.inputs)
+    return msgspec.structs.replace(call, inputs=tuple(written))
 
 
 def state() -> tuple[tuple[m.StateTensor, ...], dict[str, bytes]]:
