@@ -29,6 +29,7 @@ def operator(
     fake: Callable[..., Any] | None = torch.empty_like,
     schema: str = _ONE,
     backward: Callable[..., Any] | None = None,
+    key: str = "CPU",
 ) -> torch._ops.OpOverload:
     _LIBRARY.define(name + schema)
 
@@ -36,7 +37,7 @@ def operator(
         with torch._C._AutoDispatchBelowAutograd():  # as a kernel in C++
             return kernel(*args)
 
-    _LIBRARY.impl(name, below_autograd, "CPU")
+    _LIBRARY.impl(name, below_autograd, key)
     if fake is not None:
         torch.library.register_fake(f"faulty::{name}", fake, lib=_LIBRARY)
     if backward is not None:

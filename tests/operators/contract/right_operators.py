@@ -14,22 +14,15 @@ from torch import Tensor
 
 from exportkit.operators.contract.operator_trial import Subject
 from exportkit.operators.contract.sample import Sample
-
-_LIBRARY = torch.library.Library("right", "DEF")
+from tests.operators.contract.faulty_operators import operator
 
 
 def _subject(
     schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], calls: Sequence[tuple[Any, ...]]
 ) -> Subject:
-    name = schema.partition("(")[0]
-    _LIBRARY.define(schema)
-
-    def below_autograd(*args: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():  # as a kernel in C++
-            return kernel(*args)
-
-    _LIBRARY.impl(name, below_autograd, "CPU" if "Tensor" in schema.partition("->")[0] else "CompositeExplicitAutograd")
-    torch.library.register_fake(f"right::{name}", fake, lib=_LIBRARY)
+    name, *rest = schema.partition("(")
+    key = "CPU" if "Tensor" in schema.partition("->")[0] else "CompositeExplicitAutograd"
+    overload = operator(name, kernel, fake, "".join(rest), key=key)
     generator = torch.Generator().manual_seed(0)
 
     def drawn(value: Any) -> Any:
@@ -38,7 +31,7 @@ def _subject(
         return [drawn(each) for each in value] if isinstance(value, list) else value
 
     samples = tuple(Sample(str(index), tuple(map(drawn, call))) for index, call in enumerate(calls))
-    return Subject(getattr(torch.ops.right, name).default, samples)
+    return Subject(overload, samples)
 
 
 def _shape(*sizes: int) -> torch.Size:
