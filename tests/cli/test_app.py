@@ -91,13 +91,9 @@ FORGED = "no target 'x\nok: 9 calls agree\r\u2028\x85\x0b\x1cok\x1b[2K\nerror: y
 
 def test_a_message_that_quotes_a_package_forges_no_line(broken, capsys):
     """A package's strings are its maker's: none of them may look like what exportkit says of it."""
-    for error, options in (
-        (NoTargetError(FORGED, hint=FORGED), []),
-        (KeyError(FORGED), []),
-        (RuntimeError(FORGED), []),
-    ):
+    for error in (NoTargetError(FORGED, hint=FORGED), KeyError(FORGED), RuntimeError(FORGED)):
         broken(error)
-        main(["doctor", "--debug", *options])
+        main(["doctor", "--debug"])
         said = capsys.readouterr().err
         starts = [line for line in said.splitlines() if not line.startswith("  ")]
         assert len(starts) == 1

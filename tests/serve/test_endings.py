@@ -82,7 +82,9 @@ class Rpc:
         call = self.begin(request())
         self._server.until(lambda: self.model.running == 1)
         call.cancel()
-        return self.record()
+        record = self.record()
+        assert {each.status for _, each in self._seen} == {record.status}  # of a stream, too
+        return record
 
 
 @pytest.fixture
