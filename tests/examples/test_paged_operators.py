@@ -13,8 +13,7 @@ import torch
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.definition import checks
 from exportkit.operators.contract.operator_trial import Subject
-from exportkit.package import elf
-from tests.examples.paged_package import compiled_for_cuda
+from tests.operators.scaffold.scaffolded import check_needs, compiled_for_cuda
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -124,11 +123,7 @@ def test_the_libraries_need_the_stable_abi_of_torch_2_11_and_no_python(on_path: 
     libraries = sorted((on_path / "paged_cache").glob("*.so"))
     assert libraries
     for path in libraries:
-        library = elf.read_elf(path)
-        assert library.registers_operators
-        assert elf.is_stable(library.undefined)
-        assert library.torch_symbols <= elf.stable_abi()
-        assert not [name for name in library.undefined if name.startswith(("Py", "_Py"))]
+        check_needs(path)
 
 
 def test_it_compiles_without_a_warning(on_path: Path) -> None:

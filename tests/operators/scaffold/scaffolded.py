@@ -14,8 +14,10 @@ import torch
 
 from exportkit.operators.scaffold.build_library import build_folder
 from exportkit.operators.scaffold.new_operator import KINDS, NewOperator, write_operator
+from exportkit.package import elf
 from tests.artifacts import ROOT
 from tests.made_once import one_maker
+from tests.subprocesses import output_of
 
 PACKAGE = "scaffolded_ops"
 INSTALLED = "installed_ops"
@@ -67,20 +69,19 @@ def installed_package(temporary: Path) -> Path:
             unfinished = folder.with_suffix(".part")
             flags = ["--no-deps", "--no-build-isolation", "--target", str(unfinished)]
             command = [sys.executable, "-m", "pip", "install", "--quiet", *flags, str(temporary / INSTALLED)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
+            output_of(*command)
             shutil.copy(temporary / INSTALLED / "halved_model.py", unfinished)
             unfinished.rename(folder)
     return folder
 
 
 def compiled_for_cuda(package: Path) -> Path:
-    """An object with the CUDA kernels of the package, compiled by nvcc in one run: torch's headers take the time."""
+    """An object with the CUDA kernels of a package, compiled by nvcc in one run: torch's headers take the time."""
     compiled = package / "cuda.o"
     with one_maker(compiled) as ours:
         if ours:
             sources, unfinished = package / "cuda.cpp", compiled.with_suffix(".part")
-            sources.write_text("".join(f'#include "csrc/{name}.cu"\n' for name in OPERATORS))
+            sources.write_text("".join(f'#include "csrc/{path.name}"\n' for path in sorted(package.glob("csrc/*.cu"))))
             flags = [
                 "-std=c++17",
                 "-DUSE_CUDA",
@@ -96,3 +97,12 @@ def compiled_for_cuda(package: Path) -> Path:
             assert "warning" not in done.stderr, done.stderr
             unfinished.replace(compiled)
     return compiled
+
+
+def check_needs(library: Path) -> None:
+    """Asserts that a library of operators needs the stable ABI of torch 2.11, and no Python."""
+    found = elf.read_elf(library)
+    assert found.registers_operators
+    assert elf.is_stable(found.undefined)
+    assert found.torch_symbols <= elf.stable_abi()
+    assert not [name for name in found.undefined if name.startswith(("Py", "_Py"))]

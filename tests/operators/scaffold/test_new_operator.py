@@ -7,7 +7,6 @@ import os
 import re
 import runpy
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from exportkit.cli import main
 from exportkit.cli.ops_new import KINDS as SHOWN_KINDS
 from exportkit.operators.scaffold.new_operator import KINDS
 from tests.artifacts import ROOT
+from tests.subprocesses import output_of
 
 
 @pytest.fixture(autouse=True)
@@ -81,8 +81,7 @@ def test_its_setup_gives_nvcc_options_that_it_knows(folder: Path, monkeypatch: p
     assert os.environ["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0+PTX"  # torch fails where there is no GPU to look at
     cuda = built["ext_modules"][1]
     options = [*cuda.extra_compile_args["nvcc"], "-std=c++20", "-c", *cuda.sources]
-    done = subprocess.run(["nvcc", "--dryrun", *options], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    output_of("nvcc", "--dryrun", *options)
 
 
 @pytest.mark.parametrize("where", ["beside", "inside", "inside without --package", "--output"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,19 +13,14 @@ from exportkit.cli import main
 from exportkit.installed import declared_module, libraries_of
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.operator_trial import Subject
-from exportkit.package import elf
 from tests.artifacts import ROOT
 from tests.operators.scaffold import scaffolded
-from tests.operators.scaffold.scaffolded import OPERATORS, PACKAGE, compiled_for_cuda, imported
+from tests.operators.scaffold.scaffolded import OPERATORS, PACKAGE, check_needs, compiled_for_cuda, imported
+from tests.subprocesses import output_of
 
 pytestmark = pytest.mark.slow
 
 BESIDE_PYTHON = Path(sys.executable).parent
-
-
-def run(*command: str | Path) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -56,11 +50,7 @@ def test_its_library_needs_torch_2_11_and_no_python(device: str, package: Path) 
     path = package / PACKAGE / f"_{device}.abi3.so"
     if device == "cuda" and not path.exists():
         pytest.skip("there is no nvcc, or torch is a CPU build")
-    library = elf.read_elf(path)
-    assert library.registers_operators
-    assert elf.is_stable(library.undefined)
-    assert library.torch_symbols <= elf.stable_abi()
-    assert not [name for name in library.undefined if name.startswith(("Py", "_Py"))]
+    check_needs(path)
 
 
 def test_a_model_with_it_is_exported_packaged_and_verified(
@@ -76,13 +66,13 @@ def test_a_model_with_it_is_exported_packaged_and_verified(
 
 def test_the_python_code_passes_ruff_and_is_formatted(package: Path) -> None:
     ruff = BESIDE_PYTHON / "ruff"
-    run(ruff, "check", "--no-cache", package)
-    run(ruff, "format", "--no-cache", "--check", package)
+    output_of(ruff, "check", "--no-cache", package)
+    output_of(ruff, "format", "--no-cache", "--check", package)
 
 
 def test_the_c_plus_plus_code_is_formatted(package: Path) -> None:
     style = f"--style=file:{ROOT / '.clang-format'}"
-    run(BESIDE_PYTHON / "clang-format", style, "--dry-run", "-Werror", *(package / "csrc").iterdir())
+    output_of(BESIDE_PYTHON / "clang-format", style, "--dry-run", "-Werror", *(package / "csrc").iterdir())
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
