@@ -9,10 +9,8 @@ import torch
 
 from benchmarks import llm
 from exportkit import ExportSpec
-from exportkit.export.export_options import TraceOptions
-from exportkit.export.models.resolved import EagerModel
-from exportkit.export.trace.trace import trace
 from exportkit.transformers import spec
+from tests.export.function_models import traced
 
 NAMES = (*llm.SIX, "mistral", "gemma2", "qwen3_moe", "lfm2", "llama4", "bamba")
 
@@ -34,7 +32,7 @@ def in_steps(model: Any, batch: int) -> ExportSpec:
 @pytest.mark.parametrize("name", NAMES)
 def test_any_batch_traces_and_answers_as_eager(name: str, door: Any, batch: int) -> None:
     made = door(llm.small_model(name), batch)
-    traced = trace(EagerModel(made), TraceOptions(cases=3, edge_cases=False), torch.device("cpu"), lambda _: None)
-    for method in traced.methods:
+    found = traced(made, cases=3, edge_cases=False)
+    for method in found.methods:
         ends = {dimension.name: (dimension.min, dimension.max) for dimension in method.call.dimensions}
         assert ends.get("batch", (1, 1)) == (1, batch)

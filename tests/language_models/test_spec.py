@@ -14,10 +14,8 @@ import transformers
 from benchmarks import llm
 from exportkit import ExportSpec
 from exportkit.errors import UsageError
-from exportkit.export.export_options import TraceOptions
-from exportkit.export.models.resolved import EagerModel
-from exportkit.export.trace.trace import trace
 from exportkit.transformers import spec, vision_spec
+from tests.export.function_models import traced
 from tests.subprocesses import run_python
 
 _TINY = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -119,8 +117,8 @@ def test_a_detector_is_not_told_of_its_decoder() -> None:
 @pytest.mark.parametrize(("length", "prompt", "batch"), [(3, 2, 2), (2, 2, 3), (5, 3, 1), (1, 1, 2)])
 def test_odd_sizes_trace(length: int, prompt: int, batch: int) -> None:
     made = spec(llama(), cache_length=length, prompt=prompt, batch=batch)
-    traced = trace(EagerModel(made), TraceOptions(cases=2, edge_cases=False), torch.device("cpu"), lambda _: None)
-    ends = {d.name: (d.min, d.max) for method in traced.methods for d in method.call.dimensions}
+    found = traced(made, cases=2, edge_cases=False)
+    ends = {d.name: (d.min, d.max) for method in found.methods for d in method.call.dimensions}
     wanted = {"batch": (1, batch), "count": (1, prompt)}
     assert ends == {name: size for name, size in wanted.items() if size[1] > 1}
 
@@ -130,8 +128,7 @@ def test_a_mixture_of_experts_given_as_it_is_traces() -> None:
     shapes = {"input_ids": {0: "batch[1:2]", 1: "count[2:16]"}}
     inputs = {"input_ids": torch.randint(1, 300, (2, 9)), "use_cache": False, "return_dict": True}
     made = ExportSpec(model=llm.small_model("mixtral"), example_kwargs=inputs, dynamic_shapes=shapes)
-    traced = trace(EagerModel(made), TraceOptions(cases=3, edge_cases=False), torch.device("cpu"), lambda _: None)
-    assert traced.operators == ()
+    assert traced(made, cases=3, edge_cases=False).operators == ()
 
 
 @pytest.mark.parametrize(("length", "prompt", "batch"), [(1, 1, 1), (4, 4, 2), (8, 1, 1)])

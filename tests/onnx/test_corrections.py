@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from exportkit import ExportSpec
 from exportkit.onnx import convert
 from exportkit.onnx.lowering import translations
+from tests.export.function_models import spec_of
 from tests.onnx.conversions import checked, convert_spec, run, session_of
 
 aten: Any = torch.ops.aten
@@ -109,19 +109,11 @@ CANARIES: dict[str, Canary] = {
 }
 
 
-class Calls(torch.nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, a: Tensor, b: Tensor | None = None) -> Any:
-        return self.function(a) if b is None else self.function(a, b)
-
-
 def answer(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Tensor:
     """ONNX Runtime's answer. The size of a second input of ones varies."""
     dynamic: Any = {"b": {0: "n[2:9]"}} if inputs[-1] is ONE and len(inputs) > 1 else {}
-    model = checked(convert_spec(ExportSpec(Calls(function), inputs, dynamic_shapes=dynamic)))
+    named = (lambda a: function(a)) if len(inputs) == 1 else (lambda a, b: function(a, b))
+    model = checked(convert_spec(spec_of(named, *inputs, shapes=dynamic)))
     (found,) = run(session_of(model), inputs)
     return found
 
