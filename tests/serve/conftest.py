@@ -15,9 +15,9 @@ from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from tests.runtime import stateful
 from tests.serve.echo_models import EchoRepository, repository
-from tests.serve.page.in_thread import Site
+from tests.serve.page.in_thread import Site, loop_thread
 from tests.serve.page.in_thread import served as served_over_http
-from tests.serve.rpc.echo import Served, loop_thread, served
+from tests.serve.rpc.echo import Served, served
 
 SECONDS = 500  # a test that would wait for ever fails
 

@@ -96,19 +96,29 @@ def served_packages(*packages: Path, around: Callable[[Any], Any] = lambda appli
 
 
 @contextmanager
-def _in_thread(opened: Callable[[], AbstractAsyncContextManager[Any]]) -> Iterator[Site]:
-    loop, running = asyncio.new_event_loop(), AsyncExitStack()
+def loop_thread() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop that runs in a thread."""
+    loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
-
-    def run(awaited: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(awaited, loop).result()
-
     thread.start()
     try:
-        application = run(running.enter_async_context(opened()))
-        yield run(running.enter_async_context(listening_server(application)))
+        yield loop
     finally:
-        run(running.aclose())
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+@contextmanager
+def _in_thread(opened: Callable[[], AbstractAsyncContextManager[Any]]) -> Iterator[Site]:
+    with loop_thread() as loop:
+        running = AsyncExitStack()
+
+        def run(awaited: Coroutine[Any, Any, Any]) -> Any:
+            return asyncio.run_coroutine_threadsafe(awaited, loop).result()
+
+        try:
+            application = run(running.enter_async_context(opened()))
+            yield run(running.enter_async_context(listening_server(application)))
+        finally:
+            run(running.aclose())
