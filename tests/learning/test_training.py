@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 from collections.abc import Callable
@@ -89,6 +90,15 @@ def test_gradients_of_several_batches_make_one_update_of_a_limited_norm() -> Non
         torch.testing.assert_close(steps.update(lr=torch.tensor(0.25)), norm)
     for name, tensor in wanted.named_parameters():
         torch.testing.assert_close(ours.get_parameter(name), tensor)
+
+
+def test_a_copy_on_another_device_trains_itself() -> None:
+    model = Regression()
+    step_of(model, SGD(model.parameters(), lr=0.1))
+    copied = copy.deepcopy(model)
+    copied.get_submodule("optimizer").step(*batch())
+    assert same_parameters(Regression(), model)
+    assert not same_parameters(Regression(), copied)
 
 
 @pytest.mark.parametrize(
