@@ -19,7 +19,6 @@ from exportkit.bench import tables
 from exportkit.bench.results import OURS, OURS_GRAPHS, Key, Results, Row
 from tools.generated import DOCS, EVIDENCE, ROOT, with_section
 from tools.results_plot import draw
-from tools.serving_tables import serving_section
 
 README = ROOT / "README.md"
 SUMMARY = DOCS / "performance.md"
@@ -263,10 +262,9 @@ def _listed(lines: Iterable[str]) -> list[str]:
 def documents() -> dict[Path, str]:
     """Returns the text of every document that has numbers from files, by its path."""
     found, half, packages = load_results(), load_half_results(), load_package_results()
-    performance = with_section(SUMMARY.read_text(), "summary", summary(found, half))
     return {
         README: with_section(README.read_text(), "results", readme_section(found, half)),
-        SUMMARY: with_section(performance, "serving", serving_section()),
+        SUMMARY: with_section(SUMMARY.read_text(), "summary", summary(found, half)),
         MEASUREMENTS: measurements(found, half, packages),
     }
 

@@ -118,7 +118,7 @@ class StatePlan:
                 if first is None:
                     self._shared[index] = torch.zeros((), dtype=dtype, device=self._device).expand(shape)
                 else:
-                    self._shared[index] = first.to(self._device)
+                    self._shared[index] = first.to(self._device, copy=True)  # aligned, and nobody else's
             return self._shared[index]
 
 

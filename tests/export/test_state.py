@@ -388,11 +388,7 @@ def counted(m: Writes, x: Tensor) -> Tensor:
         (lambda m, x: x.add_(m.h.add_(x)), ("h",), "writes into its inputs x(?s:.*)--writes NAME"),
         (lambda m, x: x + m.h, ("h",), "h is declared to be state, and no method writes it"),
         (lambda m, x: x + m.h.add_(x), ("h", "unused"), "unused is declared .* no method writes it"),
-        (
-            lambda m, x: x + m.h.add_(x),
-            ("g*",),
-            r"--state g\* matches no buffer or parameter of Writes(?s:.*)h, seen, unused",
-        ),
+        (lambda m, x: x + m.h.add_(x), ("g*",), r"--state g\* matches no buffer or parameter(?s:.*)h, seen, unused"),
         (lambda m, x: x + m.h.add_(x), ("linear.*", "h"), "linear.weight is declared to be state, and no method"),
         (grown, ("h",), r"assigns float32\[4, 3\] on cpu to the buffer h, which is float32\[2, 3\] on cpu"),
         (counted, ("h",), "`calls` was 2, then 3"),

@@ -1,20 +1,9 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.bench.test_results import results, row
-from tools import results_tables, serving_tables
-
-
-def test_saturation_shows_rows_and_their_part_of_direct_calls(tmp_path, monkeypatch):
-    saturation = {"rows_per_second": 500.0, "elapsed": 2.0, "batches of 1": 600, "batches of 2": 200}
-    rounds = [{"exportkit": {"saturation": saturation}, "direct": {"many": {"1": 0.001, "2": 0.0015}}}]
-    (tmp_path / "load.json").write_text(json.dumps(rounds))
-    monkeypatch.setattr(serving_tables, "RESULTS", tmp_path)
-    run = serving_tables.Run("load", "a model", "a machine")
-    assert serving_tables.saturation(run) == "500, 0.45"  # (600 * 0.001 + 200 * 0.0015) / 2
+from tools import results_tables
 
 
 def test_a_row_that_was_not_measured_is_an_error():
