@@ -73,8 +73,8 @@ class StatePlan:
         fixed = {i for i, each in enumerate(self._manifest.state) if all(isinstance(size, int) for size in each.shape)}
         self.lazy = frozenset(fixed - always)
 
-    def new(self, sizes: Mapping[str, int]) -> list[torch.Tensor]:
-        """Returns a session's tensors, in the order of the manifest: those that are lazy are shared.
+    def new(self, sizes: Mapping[str, int], shared: Collection[int] = ()) -> list[torch.Tensor]:
+        """Returns a session's tensors, in the order of the manifest, of which some are shared: those of `lazy` may be.
 
         Raises:
             RuntimeError: There is no memory for them.
@@ -82,14 +82,14 @@ class StatePlan:
         with torch.inference_mode(False):  # such tensors could not be written outside of it
             tensors = [
                 self._share(index)
-                if index in self.lazy
+                if index in shared
                 else torch.empty(shape_at(each, sizes), dtype=getattr(torch, each.dtype), device=self._device)
                 for index, each in enumerate(self._manifest.state)
             ]
-        self.initialise(tensors, self.lazy)
+        self.initialise(tensors, shared)
         return tensors
 
-    def initialise(self, tensors: Sequence[torch.Tensor], shared: Collection[int]) -> None:
+    def initialise(self, tensors: Sequence[torch.Tensor], shared: Collection[int] = ()) -> None:
         """Writes the initial values into a session's tensors, but for those that are shared."""
         with torch.no_grad():
             for index, tensor in enumerate(tensors):
@@ -125,7 +125,9 @@ class StatePlan:
 class LocalState:
     """State in this process. One caller at a time may use it."""
 
-    def __init__(self, code: ModelCode, plan: StatePlan, tensors: list[torch.Tensor], shared: Collection[int]) -> None:
+    def __init__(
+        self, code: ModelCode, plan: StatePlan, tensors: list[torch.Tensor], shared: Collection[int] = ()
+    ) -> None:
         """Takes tensors that nobody writes but for this session, which copies those that are shared before it does."""
         self._code = code
         self._plan = plan
@@ -140,7 +142,7 @@ class LocalState:
     @classmethod
     def new(cls, code: ModelCode, plan: StatePlan, sizes: Mapping[str, int]) -> LocalState:
         """Makes the state of a new session."""
-        return cls(code, plan, plan.new(sizes), plan.lazy)
+        return cls(code, plan, plan.new(sizes, plan.lazy), plan.lazy)
 
     @property
     def alive(self) -> bool:

@@ -47,10 +47,8 @@ class ReplayedProgram:
 
     def session(self, **sizes: int) -> ProgramSession:
         """Opens a session with these sizes of the state."""
-        tensors = self._state.new(sizes)
-        self._state.initialise(tensors)
         names = [each.name for each in self._manifest.state]
-        return ProgramSession(self._manifest, self._programs, dict(zip(names, tensors)))
+        return ProgramSession(self._manifest, self._programs, dict(zip(names, self._state.new(sizes))))
 
     def synchronize(self) -> None:
         """Waits for its GPU."""
