@@ -44,24 +44,39 @@ def spec(
     Args:
         model: The model. It is exported in eval mode, so that dropout and statistics of batches do nothing.
         optimizer: SGD, Adam or AdamW of torch.optim over parameters of the model.
-        loss: A function (model, **inputs) -> scalar tensor.
+        loss: A function (model, *inputs) -> a floating tensor without dimensions. The names of its inputs are those of
+            `step`.
         step: The example inputs of `step`, or of `accumulate`, and their dynamic sizes.
         accumulates: Gradients of several calls make one update.
         clip_norm: Gradients of a greater 2-norm over all parameters are scaled to it, as
             torch.nn.utils.clip_grad_norm_ does.
-        lr_input: The learning rate is an input `lr` of the update, a float32 scalar, in place of the optimizer's.
+        lr_input: The learning rate is an input `lr` of the update, a float32 tensor without dimensions, for all
+            parameters.
         **fields: Of ExportSpec, such as `methods`, `state`, `name`. `methods` is {"forward": Method(...)} or more.
 
+    Returns:
+        The spec. The state of a parameter, its moments and its gradient have its dtype and shape.
+
     Raises:
-        UsageError: The optimizer is another one, or updates a tensor that is no parameter of the model; the model has
-            an `optimizer` already.
+        UsageError: The optimizer is another one, or it updates what is no parameter of the model, or one that requires
+            no gradient; its parameters were updated unequally often, or have several rates where one is an input; the
+            model has an attribute `optimizer` already.
     """
     if hasattr(model, _HOME):
-        raise UsageError(f"{type(model).__name__} has an attribute `{_HOME}`, where the moments would go")
+        raise UsageError(
+            f"{type(model).__name__} has an attribute `{_HOME}`, where the moments would go",
+            hint="Give it another name. One model has one optimizer: make the model again for another spec.",
+        )
     names = _names(model, optimizer)
+    rates = {float(group["lr"]) for group in optimizer.param_groups}
+    if lr_input and len(rates) > 1:
+        raise UsageError(
+            f"the optimizer's groups have the rates {sorted(rates)}, and `lr` would be one for all",
+            hint="Leave out lr_input, or give all groups one rate.",
+        )
     steps = _with_signatures(loss, lr_input=lr_input)
     setattr(model, _HOME, steps(model, optimizer, loss, names, accumulates, clip_norm))
-    rate = {"lr": torch.tensor(float(optimizer.param_groups[0]["lr"]))} if lr_input else {}
+    rate = {"lr": torch.tensor(rates.pop())} if lr_input else {}
     if accumulates:
         methods = {
             "accumulate": replace(step, attribute=f"{_HOME}.accumulate"),
@@ -90,6 +105,18 @@ def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[Ten
             f"the optimizer updates {len(others)} tensors that are no parameters of {type(model).__name__}, the first "
             f"of the shape {list(others[0].shape)}",
             hint="Make the optimizer of parameters of this model.",
+        )
+    if frozen := [known[parameter] for parameter in updated if not parameter.requires_grad]:
+        raise UsageError(
+            f"the optimizer updates {frozen[0]}, which requires no gradient",
+            hint="Leave it out of the optimizer, or let it require one: parameter.requires_grad_().",
+        )
+    counts = {int(known["step"]) for known in optimizer.state.values() if "step" in known}
+    if len(counts) > 1:
+        raise UsageError(
+            f"the optimizer has updated some parameters {min(counts)} times and others {max(counts)} times, and a "
+            "package has one count",
+            hint="Begin with a new optimizer, or make an optimizer of those that were updated equally often.",
         )
     return {parameter: known[parameter] for parameter in updated}
 
@@ -124,9 +151,8 @@ class _Steps(torch.nn.Module):
                 self._register(kind, name, known.get(kind), parameter)
             if accumulates:
                 self._register("gradient", name, parameter.grad, parameter)
-        steps = [each["step"] for each in optimizer.state.values() if "step" in each]
-        done = int(max(steps, default=bool(optimizer.state)))
-        self.register_buffer("count", torch.tensor(done))
+        done = next((each["step"] for each in optimizer.state.values() if "step" in each), bool(optimizer.state))
+        self.register_buffer("count", torch.tensor(int(done)))
 
     def _register(self, kind: str, name: str, value: Tensor | None, like: Tensor) -> None:
         made = torch.zeros_like(like) if value is None else value

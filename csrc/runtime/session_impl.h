@@ -48,7 +48,7 @@ struct Session::Impl {
   void break_for(const std::string& why) noexcept;
   template <class Write>
   void replace(const char* what, const Write& write);
-  // Copies what is shared of the state that a method writes, or of all: ModelRunError if there is no room.
+  // Makes the session's own copies of the shared tensors that a method writes, or of all. ModelRunError: no room.
   void own(size_t method);
   void own_all();
 

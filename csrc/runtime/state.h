@@ -19,8 +19,7 @@ class InitialState {
   // Reads the records: DigestMismatchError.
   InitialState(const PackageReader& reader, c10::Device device);
 
-  // New tensors with these sizes, which must have been checked: ModelRunError if there is no room for them. Those that
-  // are lazy are shared.
+  // New tensors with these sizes, which must have been checked; the lazy ones are shared. ModelRunError: no room.
   std::vector<at::Tensor> make(const Sizes& sizes) const;
   // Writes the first values over a state's, but for those that are shared.
   void restore(const std::vector<at::Tensor>& state, const std::set<size_t>& shared) const;

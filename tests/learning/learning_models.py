@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -105,30 +107,19 @@ def kept_gradient() -> ExportSpec:
 
 def adam() -> ExportSpec:
     """Gradients of several batches make one step of AdamW, with a limited norm and a rate that is given."""
-    model, (x, y) = Regression(), batch()
-    optimizer = torch.optim.AdamW(
-        [{"params": model.a.parameters(), "weight_decay": 0.1}, {"params": model.b.parameters()}]
-    )
-    return training.spec(
-        model,
-        optimizer,
-        mean_square,
-        step=Method(example_inputs=(x, y), dynamic_shapes={"x": BATCH, "y": BATCH}),
-        methods={"forward": Method(example_inputs=(x,), dynamic_shapes={"x": BATCH})},
-        accumulates=True,
-        clip_norm=1.0,
-        lr_input=True,
-    )
+    model = Regression()
+    groups = [{"params": model.a.parameters(), "weight_decay": 0.1}, {"params": model.b.parameters()}]
+    return _learner(model, torch.optim.AdamW(groups), accumulates=True, clip_norm=1.0, lr_input=True)
 
 
-def sgd(device: str = "cpu") -> ExportSpec:
+def sgd() -> ExportSpec:
     """Weight decay, momentum, and only one layer that learns."""
-    model, (x, y) = Regression().to(device), batch()
-    optimizer = torch.optim.SGD(model.b.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-2)
-    return training.spec(
-        model,
-        optimizer,
-        mean_square,
-        step=Method(example_inputs=(x, y), dynamic_shapes={"x": BATCH, "y": BATCH}),
-        methods={"forward": Method(example_inputs=(x,), dynamic_shapes={"x": BATCH})},
-    )
+    model = Regression()
+    return _learner(model, torch.optim.SGD(model.b.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-2))
+
+
+def _learner(model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> ExportSpec:
+    x, y = batch()
+    step = Method(example_inputs=(x, y), dynamic_shapes={"x": BATCH, "y": BATCH})
+    forward = Method(example_inputs=(x,), dynamic_shapes={"x": BATCH})
+    return training.spec(model, optimizer, mean_square, step=step, methods={"forward": forward}, **options)

@@ -101,6 +101,23 @@ def test_a_copy_on_another_device_trains_itself() -> None:
     assert not same_parameters(Regression(), copied)
 
 
+def grouped(model: Regression) -> torch.optim.Optimizer:
+    return SGD([{"params": model.a.parameters(), "lr": 0.5}, {"params": model.b.parameters()}], lr=0.25)
+
+
+def frozen(model: Regression) -> torch.optim.Optimizer:
+    model.a.weight.requires_grad_(False)
+    return SGD(model.parameters())
+
+
+def unequal(model: Regression) -> torch.optim.Optimizer:
+    optimizer = ADAM(model.b.parameters())
+    train(model, optimizer, range(3))
+    optimizer.add_param_group({"params": model.a.parameters()})
+    train(model, optimizer, range(1))
+    return optimizer
+
+
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
@@ -109,13 +126,19 @@ def test_a_copy_on_another_device_trains_itself() -> None:
             r"RMSprop cannot be a method(?s:.*)SGD, Adam and AdamW",
         ),
         (lambda model: SGD(Regression().parameters()), r"updates 4 tensors that are no parameters of Regression"),
+        (grouped, r"the rates \[0.25, 0.5\], and `lr` would be one for all"),
+        (frozen, r"updates a.weight, which requires no gradient"),
+        (unequal, r"some parameters 1 times and others 4 times"),
     ],
 )
 def test_what_cannot_be_a_step_is_refused(optimizer: Callable[..., torch.optim.Optimizer], message: str) -> None:
     model = Regression()
     with pytest.raises(UsageError, match=message):
-        step_of(model, optimizer(model))
+        step_of(model, optimizer(model), lr_input=True)
     assert not hasattr(model, "optimizer")
+    step_of(model, SGD(model.b.parameters()))
+    with pytest.raises(UsageError, match=r"has an attribute `optimizer`(?s:.*)make the model again"):
+        step_of(model, SGD(model.b.parameters()))
 
 
 # --- packages ---------------------------------------------------------------------------------------------------------

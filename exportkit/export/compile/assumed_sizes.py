@@ -45,10 +45,10 @@ class AssumedSizeError(BaseException):
 def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
     """Raises AssumedSizeError where a condition on declared sizes that they do not all fulfil is noted.
 
-    Torch takes such a condition for granted from then on, and compiled code checks none. What is asked to choose a
-    layout is forgiven, and what fails only where a condition fails that eager has judged: the cases hold the code
-    against eager there. Torch concludes nothing from what was forgiven. If it asks the same elsewhere, that is judged
-    again. A condition on sizes that depend on data cannot be noted, and raises, too.
+    Torch takes such a condition for granted from then on, and compiled code checks none. Two kinds are forgiven: those
+    that choose a layout, and those that fail only where a condition fails that eager has judged, for which there are
+    cases. Torch concludes nothing from them, and each place that asks is judged by itself. A condition on sizes that
+    depend on data cannot be noted, and raises, too.
     """
     judged = judged_conditions(program)
     forgiven: set[sympy.Basic] = set()
