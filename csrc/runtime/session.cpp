@@ -71,7 +71,9 @@ void Session::Impl::own(const std::set<size_t>& wanted) {
     if (!shared.contains(i) || !wanted.contains(i)) others.insert(i);
   }
   if (others.size() == state.size()) return;
-  state = copies_of(state, others);
+  std::vector<at::Tensor> copies = copies_of(state, others);
+  const std::lock_guard lock(owning);
+  state = std::move(copies);
   std::erase_if(shared, [&](size_t index) { return wanted.contains(index); });
   use(state, model->manifest(), methods);
 }
@@ -225,7 +227,10 @@ void Session::load_state(const std::string& path) {
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Session::state() const {
-  if (!impl_->shared.empty()) {
+  std::unique_lock lock(impl_->owning);
+  const bool whole = impl_->shared.empty();  // then nothing of it is replaced any more
+  lock.unlock();
+  if (!whole) {
     const Turn turn(*impl_);
     impl_->own_all();
   }
@@ -236,6 +241,7 @@ std::vector<std::pair<std::string, at::Tensor>> Session::state() const {
 
 int64_t Session::state_bytes() const {
   int64_t bytes = 0;
+  const std::lock_guard lock(impl_->owning);
   for (size_t i = 0; i < impl_->state.size(); ++i) {
     if (!impl_->shared.contains(i)) bytes += static_cast<int64_t>(impl_->state[i].nbytes());
   }

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -33,7 +34,8 @@ struct Session::Impl {
   std::shared_ptr<Model::Impl> model;
   Sizes sizes;
   std::vector<at::Tensor> state;
-  std::set<size_t> shared;  // of `state`: tensors that other sessions have, too
+  std::set<size_t> shared;  // of `state`: tensors that other sessions have, too; those that it has once stay its own
+  std::mutex owning;        // of `shared`, which others may look at while a call runs
   std::vector<StateInUse> methods;
   StreamOrder order;
   std::atomic<bool> busy = false, broken = false;

@@ -132,6 +132,7 @@ class LocalState:
         self._code = code
         self._plan = plan
         self._shared = set(shared)
+        self._owning = threading.Lock()
         self._names = [each.name for each in code.manifest.state]
         self._tensors: list[torch.Tensor] | None = tensors
         self._spans = Spans(zip(self._names, tensors))
@@ -218,17 +219,20 @@ class LocalState:
 
     def _own(self, indices: Iterable[int]) -> None:
         """Copies what is shared of these tensors. Raises ModelRunError if there is no memory."""
-        if not self._shared or not (wanted := self._shared.intersection(indices)):
+        if not self._shared:
             return
-        tensors = self.use()
-        try:
-            with torch.no_grad(), torch.inference_mode(False):
-                for index in wanted:
-                    tensors[index] = tensors[index].clone(memory_format=torch.contiguous_format)
-        except RuntimeError as error:
-            raise no_room(error) from error
-        self._shared -= wanted
-        self._spans = Spans(zip(self._names, tensors))
+        with self._owning:  # who looks at the state may do so while a call runs
+            if not (wanted := self._shared.intersection(indices)):
+                return
+            tensors = self.use()
+            try:
+                with torch.no_grad(), torch.inference_mode(False):
+                    for index in wanted:
+                        tensors[index] = tensors[index].clone(memory_format=torch.contiguous_format)
+            except RuntimeError as error:
+                raise no_room(error) from error
+            self._shared -= wanted
+            self._spans = Spans(zip(self._names, tensors))
 
     def use(self) -> list[torch.Tensor]:
         """Returns the tensors for work on the device's current stream, which waits for their last stream's work.

@@ -6,6 +6,7 @@ import copy
 import ctypes
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -212,6 +213,18 @@ def test_steps_by_the_c_interface_have_the_bits_of_those_by_python() -> None:
         assert all(torch.equal(torch.from_numpy(state[name]), tensor) for name, tensor in python.state.items())
         session.close()
         fork.close()
+
+
+def test_who_looks_at_the_state_meanwhile_costs_a_step_nothing() -> None:
+    x, y = batch()
+    with exportkit.load(artifact("self-taught")) as model, model.session() as alone:
+        alone.step(x, y)
+        for _ in range(50):
+            with model.session() as session, ThreadPoolExecutor(1) as other:
+                looked = other.submit(lambda session=session: session.state)
+                session.step(x, y)
+                looked.result()
+                assert all(torch.equal(session.state[name], tensor) for name, tensor in alone.state.items())
 
 
 @pytest.mark.slow

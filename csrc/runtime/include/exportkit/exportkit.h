@@ -333,7 +333,8 @@ EXPORTKIT_API int exportkit_session_load_state(exportkit_session session, const 
 EXPORTKIT_API int exportkit_session_state(exportkit_session session, struct DLManagedTensorVersioned** tensors,
                                           size_t count, exportkit_error** error) EXPORTKIT_NOEXCEPT;
 
-/* How many bytes of the device's memory the session has for itself. Sessions may share what they have not written. */
+/* How many bytes of the device's memory the session has for itself. Sessions share some of what
+   they have not written. */
 EXPORTKIT_API int exportkit_session_bytes(exportkit_session session, uint64_t* bytes,
                                           exportkit_error** error) EXPORTKIT_NOEXCEPT;
 

@@ -278,8 +278,9 @@ class EXPORTKIT_API Session {
   void load_state(const std::string& path);
 
   // The tensors of the state, by name, in the package's order. They are the session's own: the next call changes them.
+  // SessionBusyError: a call runs while some are shared with other sessions.
   std::vector<std::pair<std::string, at::Tensor>> state() const;
-  int64_t state_bytes() const;
+  int64_t state_bytes() const;  // of the tensors that are the session's own already
   bool broken() const;
 
   struct Impl;
