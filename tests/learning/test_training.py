@@ -15,7 +15,7 @@ from torch import Tensor
 
 import exportkit
 from exportkit import Method, training
-from exportkit.errors import UsageError
+from exportkit.errors import UsageError, WeightsError
 from exportkit.export.artifact import export_aoti
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolve import resolve
@@ -213,6 +213,14 @@ def test_steps_by_the_c_interface_have_the_bits_of_those_by_python() -> None:
         assert all(torch.equal(torch.from_numpy(state[name]), tensor) for name, tensor in python.state.items())
         session.close()
         fork.close()
+
+
+def test_parameters_that_are_state_are_no_weights_to_swap() -> None:
+    with (
+        exportkit.load(artifact("self-taught")) as model,
+        pytest.raises(WeightsError, match="sessions, which load_state"),
+    ):
+        model.swap_weights(Regression().state_dict())
 
 
 def test_who_looks_at_the_state_meanwhile_costs_a_step_nothing() -> None:
