@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "package/atomic.h"
-#include "package/json.h"
+#include "package/json_fields.h"
 #include "package/json_text.h"
 
 namespace exportkit::c_api {
@@ -70,6 +70,11 @@ void answer(ek_text* out, std::string text) {
 }
 
 ek_text view(const std::string& text) { return {text.data(), text.size()}; }
+
+std::vector<safetensors::Place> read_places(JsonReader& json) {
+  using safetensors::Place;
+  return list(object(FIELD(Place, name, text), FIELD(Place, dtype, text), FIELD(Place, shape, list(integer))))(json);
+}
 
 SignatureRequest request_of(const ek_demand& demand) {
   SignatureRequest request{{demand.keys, demand.keys + demand.key_count}};

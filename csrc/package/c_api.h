@@ -6,8 +6,10 @@
 
 #include "package/errors.h"
 #include "package/fork_gate.h"
+#include "package/json.h"
 #include "package/package.h"
 #include "package/reader.h"
+#include "package/safetensors.h"
 
 struct ek_package {
   exportkit::PackageReader reader;
@@ -40,6 +42,8 @@ void warn(const std::string& warning);
 void answer(ek_text* out, std::string text);
 ek_text view(const std::string& text);
 
+// Tensors of a file that the caller reads: a list of {"name", "dtype", "shape"}.
+std::vector<safetensors::Place> read_places(JsonReader& json);
 SignatureRequest request_of(const ek_demand& demand);
 std::string json(const PublicKey& key);
 std::string json(const std::vector<PublicKey>& keys);

@@ -5,10 +5,11 @@
 #include "package/c_api.h"
 #include "package/cache.h"
 #include "package/case_tensors.h"
+#include "package/json_fields.h"
 #include "package/json_text.h"
 #include "package/mapping.h"
 #include "package/opened_file.h"
-#include "package/state_matching.h"
+#include "package/state_files.h"
 #include "package/text.h"
 #include "package/trust.h"
 #include "package/trust_records.h"
@@ -117,6 +118,32 @@ int ek_package_extract(const ek_package* package, const char* name, const char* 
 
 int ek_package_state_digest(const ek_package* package, ek_text* digest) {
   return guarded([&] { answer(digest, state_digest(package->reader.manifest())); });
+}
+
+int ek_package_match_state_file(const ek_package* package, const char* given, const char* sizes, int part,
+                                ek_text* values) {
+  return guarded([&] {
+    StateFile file;
+    JsonReader json(given, 8), numbers(sizes, 8);
+    const auto metadata = [](JsonReader& reader) {
+      const auto members = object_of(text)(reader);
+      return safetensors::Metadata(members.begin(), members.end());
+    };
+    fields(json, field("path", file.path, text), field("metadata", file.metadata, metadata),
+           field("tensors", file.places, read_places));
+    const auto members = object_of(integer)(numbers);
+    const std::map<std::string, int64_t> rows(members.begin(), members.end());
+    const Manifest& manifest = package->reader.manifest();
+    const auto found = part == EK_WHOLE_STATE ? match_whole_state(manifest, rows, file)
+                                              : match_part_of_state(manifest, rows, file, part == EK_PART_OF_A_ROW);
+    answer(values, json_list(found, [](const StateValue& value) {
+             const auto number = [](int64_t size) { return std::to_string(size); };
+             return json_object({{"index", std::to_string(value.index)},
+                                 {"tensor", value.from ? json_text(value.from->name) : "null"},
+                                 {"scale", json_number(value.scale)},
+                                 {"shape", json_list(value.shape, number)}});
+           }));
+  });
 }
 
 int ek_package_verify(const ek_package* package) {

@@ -50,12 +50,6 @@ Host parse_host(std::string_view given) {
                 FIELD(Host, capabilities, list(capability)), FIELD(Host, current_cuda, integer))(json);
 }
 
-std::vector<safetensors::Place> parse_places(std::string_view given) {
-  using safetensors::Place;
-  JsonReader json(given, 8);
-  return list(object(FIELD(Place, name, text), FIELD(Place, dtype, text), FIELD(Place, shape, list(integer))))(json);
-}
-
 }  // namespace
 
 extern "C" {
@@ -156,7 +150,8 @@ int ek_is_name(const char* text) { return is_name(text) ? 1 : 0; }
 
 int ek_match_state(const char* weights, const char* state, const char* given, ek_text* names) {
   return guarded([&] {
-    const std::vector<safetensors::Place> places = parse_places(given);
+    JsonReader json(given, 8);
+    const std::vector<safetensors::Place> places = read_places(json);
     JsonMembers out;
     for (const auto& [weight, found] : match_state(decode_weights(weights), decode_state(state), places)) {
       const auto name = [](const safetensors::Place* place) { return json_text(place->name); };

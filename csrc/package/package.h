@@ -98,8 +98,13 @@ EK_API int ek_package_data_offset(const ek_package* package, const char* name, u
 EK_API int ek_package_read(const ek_package* package, const char* name, void* buffer, size_t size);
 /* Writes a record to a file, which appears only if the digest matches. */
 EK_API int ek_package_extract(const ek_package* package, const char* name, const char* destination, unsigned mode);
-/* What the metadata `exportkit.state` of a file with this model's state must be (state_matching.h). */
+/* What the metadata `exportkit.state` of a file with this model's state must be (state_files.h). */
 EK_API int ek_package_state_digest(const ek_package* package, ek_text* digest);
+/* Matches a file with a session's state (state_files.h). `given` is {"path", "metadata", "tensors": [{"name", "dtype",
+ * "shape"}]}, `sizes` the session's, by dimension. `values`: [{"index", "tensor" or null, "scale", "shape"}]. */
+enum { EK_WHOLE_STATE, EK_PART_OF_STATE, EK_PART_OF_A_ROW };
+EK_API int ek_package_match_state_file(const ek_package* package, const char* given, const char* sizes, int part,
+                                       ek_text* values);
 /* Checks every record's digest (rule 13). */
 EK_API int ek_package_verify(const ek_package* package);
 /* Checks every digest unless the cache knows the result (see exportkit/runtime/cache). `read`: whether it read them. */

@@ -1,8 +1,6 @@
 #include "package/state_matching.h"
 
-#include "package/digests.h"
 #include "package/errors.h"
-#include "package/json_text.h"
 #include "package/text.h"
 
 namespace exportkit {
@@ -16,19 +14,13 @@ std::vector<std::string> names_of(const Weight& weight) {
   return names;
 }
 
-// Such as "float32[2, 3]".
+}  // namespace
+
 std::string kind(const std::string& dtype, const std::vector<int64_t>& shape) {
   std::vector<std::string> sizes;
   for (const int64_t size : shape) sizes.push_back(std::to_string(size));
   return dtype + "[" + joined(sizes, ", ") + "]";
 }
-
-std::string text_of(const Extent& extent) {
-  if (const auto* fixed = std::get_if<int64_t>(&extent)) return std::to_string(*fixed);
-  return json_text(std::get<Size>(extent).dimension);  // the state's sizes have scale 1 and offset 0
-}
-
-}  // namespace
 
 std::map<std::string, std::vector<const Place*>> match_state(const std::vector<Weight>& weights,
                                                              const std::vector<StateTensor>& state,
@@ -70,14 +62,6 @@ std::map<std::string, std::vector<const Place*>> match_state(const std::vector<W
   throw Error(errors::kWeights, "the weights do not fit the model" + faults,
               "Give the model's whole state_dict with the same names, dtypes and shapes. One name of a tied weight is "
               "enough.");
-}
-
-std::string state_digest(const Manifest& manifest) {
-  return sha256_hex(json_list(manifest.state, [](const StateTensor& tensor) {
-    return json_object({{"name", json_text(tensor.name)},
-                        {"dtype", json_text(tensor.dtype)},
-                        {"shape", json_list(tensor.shape, text_of)}});
-  }));
 }
 
 }  // namespace exportkit

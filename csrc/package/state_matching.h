@@ -1,4 +1,4 @@
-// A model's state: which of a file's tensors are its weights, and how a file names the model whose state it has.
+// A model's state_dict: which of a file's tensors are its weights.
 #pragma once
 
 #include <map>
@@ -19,12 +19,7 @@ std::map<std::string, std::vector<const safetensors::Place*>> match_state(const 
                                                                           const std::vector<StateTensor>& state,
                                                                           const std::vector<safetensors::Place>& given);
 
-// The metadata of a state file (safetensors): the model's name and `state_digest`.
-inline constexpr const char* kStateFileModel = "exportkit.model";
-inline constexpr const char* kStateFileDigest = "exportkit.state";
-
-// The SHA-256 of the name, dtype and shape of every tensor of the state, in order. What the state begins with is no
-// part of it: another fine-tune of the model takes the same state.
-std::string state_digest(const Manifest& manifest);
+// Such as "float32[2, 3]".
+std::string kind(const std::string& dtype, const std::vector<int64_t>& shape);
 
 }  // namespace exportkit

@@ -1,3 +1,4 @@
+#include <algorithm>
 
 #include "package/errors.h"
 #include "runtime/c_api_calls.h"
@@ -98,6 +99,23 @@ int exportkit_session_save(exportkit_session session, const char* path, exportki
 
 int exportkit_session_load_state(exportkit_session session, const char* path, exportkit_error** error) noexcept {
   return attempt(error, [&] { find_session(session)->session.load_state(not_null(path, "path")); });
+}
+
+int exportkit_session_load_partial_state(exportkit_session session, const char* path, int64_t row, uint8_t* set,
+                                         size_t count, exportkit_error** error) noexcept {
+  return attempt(error, [&] {
+    const std::shared_ptr<OpenSession> open = find_session(session);
+    const std::vector<TensorInfo>& known = open->of.state();
+    if (set != nullptr && count != known.size()) {
+      throw Error(errors::kUsage,
+                  "the state has " + std::to_string(known.size()) + " tensors; got room for " + std::to_string(count));
+    }
+    const auto one = row == -1 ? std::nullopt : std::optional(row);
+    const std::vector<std::string> names = open->session.load_partial_state(not_null(path, "path"), one);
+    for (size_t i = 0; set != nullptr && i < count; ++i) {
+      set[i] = std::ranges::find(names, known[i].name) != names.end() ? 1 : 0;
+    }
+  });
 }
 
 int exportkit_session_state(exportkit_session session, DLManagedTensorVersioned** tensors, size_t count,

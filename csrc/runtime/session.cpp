@@ -102,11 +102,12 @@ void Session::Impl::break_for(const std::string& why) noexcept {
   }
 }
 
-// Replaces the whole state: broken if that fails midway.
+// Replaces the state or a part of it: broken if that fails midway.
 template <class Write>
-void Session::Impl::replace(const char* what, const Write& write) {
+void Session::Impl::replace(const char* what, const Write& write, bool whole) {
   break_for(what + std::string(" failed"));
   write();
+  if (!whole) return void(broken = false);
   for (size_t method = 0; method < methods.size(); ++method) {  // what earlier calls refuse counts no longer
     if (methods[method].refused) methods[method].refused = model->code.get(method)->session_memory();
   }
@@ -217,13 +218,35 @@ void Session::save(const std::string& path) const {
   save_state(impl_->model->manifest(), impl_->state, path);
 }
 
+void Session::Impl::set(const StateTensors& values, std::optional<int64_t> row) {
+  std::set<size_t> indices;
+  for (const auto& [index, value] : values) indices.insert(index);
+  own(indices);
+  const auto write = [&] {
+    for (const auto& [index, value] : values) (row ? state[index].narrow(0, *row, 1) : state[index]).copy_(value);
+  };
+  replace("load_state", write, values.size() == state.size() && !row);
+}
+
 void Session::load_state(const std::string& path) {
   const Turn turn(*impl_);
-  const std::vector<at::Tensor> read = read_state(impl_->model->manifest(), impl_->state, path);
-  impl_->own_all();
-  impl_->replace("load_state", [&] {
-    for (size_t i = 0; i < read.size(); ++i) impl_->state[i].copy_(read[i]);
-  });
+  impl_->set(read_state(impl_->model->manifest(), impl_->sizes, path), std::nullopt);
+}
+
+std::vector<std::string> Session::load_partial_state(const std::string& path, std::optional<int64_t> row) {
+  const Turn turn(*impl_);
+  impl_->need_whole();
+  const Manifest& manifest = impl_->model->manifest();
+  const StateTensors values = read_part_of_state(manifest, impl_->sizes, path, row.has_value());
+  std::vector<std::string> names;
+  for (const auto& [index, value] : values) {
+    names.push_back(manifest.state[index].name);
+    const int64_t rows = row ? impl_->state[index].size(0) : 0;
+    if (!row || (*row >= 0 && *row < rows)) continue;
+    throw Error(errors::kUsage, concat("row must be from 0 to ", rows - 1, ", got ", *row));
+  }
+  impl_->set(values, row);
+  return names;
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Session::state() const {

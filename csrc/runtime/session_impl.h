@@ -49,7 +49,9 @@ struct Session::Impl {
   void need_whole();
   void break_for(const std::string& why) noexcept;
   template <class Write>
-  void replace(const char* what, const Write& write);
+  void replace(const char* what, const Write& write, bool whole = true);
+  // Copies values into the state, or into one row of it.
+  void set(const StateTensors& values, std::optional<int64_t> row);
   // Makes the session's own copies of the shared tensors that a method writes, or of all. ModelRunError: no room.
   void own(size_t method);
   void own_all();

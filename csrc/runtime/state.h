@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "package/reader.h"
@@ -45,9 +46,11 @@ std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& state, const st
 
 // Writes a state to a safetensors file, which gets its name when it is complete: StateError.
 void save_state(const Manifest& manifest, const std::vector<at::Tensor>& state, const std::string& path);
-// Reads a state of the same sizes as `like`, on the CPU. StateError: the file does not exist, is no state of this
-// model, or does not fit.
-std::vector<at::Tensor> read_state(const Manifest& manifest, const std::vector<at::Tensor>& like,
-                                   const std::string& path);
+// By index, on the CPU. One without the state's rows is every row's.
+using StateTensors = std::vector<std::pair<size_t, at::Tensor>>;
+// Reads a whole state of these sizes, or what a file has of one, for all rows or for one (package/state_files.h).
+// StateError: the file does not exist, is no state of this model, or does not fit.
+StateTensors read_state(const Manifest& manifest, const Sizes& sizes, const std::string& path);
+StateTensors read_part_of_state(const Manifest& manifest, const Sizes& sizes, const std::string& path, bool one_row);
 
 }  // namespace exportkit

@@ -1,11 +1,11 @@
 // Files of a session's state.
+#include <ATen/ops/zeros.h>
+
 #include <stdexcept>
 #include <system_error>
 
 #include "package/errors.h"
-#include "package/safetensors.h"
-#include "package/state_matching.h"
-#include "package/text.h"
+#include "package/state_files.h"
 #include "runtime/inputs.h"
 #include "runtime/state.h"
 #include "runtime/tensors.h"
@@ -13,52 +13,39 @@
 namespace exportkit {
 namespace {
 
-using safetensors::Place;
-
 constexpr mode_t kMode = 0600;  // what a model remembers may be private
 
-// Throws StateError if the file has the state of another model.
-void check_owner(const safetensors::Metadata& metadata, const Manifest& manifest, const std::string& path) {
-  const auto model = metadata.find(kStateFileModel), digest = metadata.find(kStateFileDigest);
-  if (model == metadata.end() || digest == metadata.end()) {
-    throw Error(errors::kState, path + " does not say which model's state it has",
-                "Give a file that a session's save wrote.");
+// The file's numbers, scaled, in the state's dtype, with zeros behind them.
+at::Tensor value_of(const SafetensorsFile& file, const StateValue& value, const std::string& dtype) {
+  if (value.from != nullptr && value.from->shape == value.shape && value.from->dtype == dtype && value.scale == 1) {
+    return file.read(*value.from);
   }
-  if (model->second != manifest.name) {
-    throw Error(errors::kState,
-                path + " has the state of the model " + shown(model->second) + "; this is " + manifest.name);
+  at::Tensor whole = at::zeros(value.shape, dtype_of(dtype));
+  if (value.from == nullptr) return whole;
+  at::Tensor place = whole;
+  for (size_t axis = 0; axis < value.shape.size(); ++axis) {
+    place = place.narrow(static_cast<int64_t>(axis), 0, value.from->shape[axis]);
   }
-  if (digest->second != state_digest(manifest)) {
-    throw Error(errors::kState,
-                path + " has the state of another " + manifest.name + ": the names, dtypes or shapes differ",
-                "Load it with the package whose session saved it.");
-  }
+  const at::Tensor read = file.read(*value.from);
+  place.copy_(value.scale == 1 ? read : read.to(at::kFloat).mul(value.scale));
+  return whole;
 }
 
-// Throws StateError if the file's tensors are not those of the state.
-std::vector<const Place*> matched(const std::vector<Place>& places, const Manifest& manifest,
-                                  const std::vector<at::Tensor>& like, const std::string& path) {
-  std::map<std::string, const Place*> given;
-  for (const Place& place : places) given.emplace(place.name, &place);
-  std::vector<const Place*> found;
-  for (size_t i = 0; i < like.size(); ++i) {
-    const StateTensor& state = manifest.state[i];
-    const auto node = given.extract(state.name);
-    if (node.empty()) throw Error(errors::kState, path + " has no tensor " + state.name);
-    const Place& place = *node.mapped();
-    if (place.dtype != state.dtype || !like[i].sizes().equals(place.shape)) {
-      throw Error(errors::kState,
-                  path + ": " + state.name + " is " + place.dtype + shape_text(place.shape) + "; the session's is " +
-                      describe(like[i]),
-                  "A session takes the state of one with the same sizes.");
+// Reads what `match` finds for a part of the state or all of it.
+template <class Match>
+StateTensors read_matched(const Manifest& manifest, const std::string& path, const Match& match) {
+  try {
+    const SafetensorsFile file(path);
+    StateTensors tensors;
+    for (const StateValue& value : match(StateFile{path, file.metadata(), file.places()})) {
+      tensors.emplace_back(value.index, value_of(file, value, manifest.state[value.index].dtype));
     }
-    found.push_back(&place);
+    return tensors;
+  } catch (const std::system_error& error) {
+    throw Error(errors::kState, "cannot read the state " + path + ": " + error.code().message());
+  } catch (const std::invalid_argument& error) {
+    throw Error(errors::kState, path + " is not a safetensors file: " + error.what());
   }
-  if (!given.empty()) {
-    throw Error(errors::kState, path + " has the tensor " + shown(given.begin()->first) +
-                                    ", which is not in the state of " + manifest.name);
-  }
-  return found;
 }
 
 }  // namespace
@@ -75,19 +62,13 @@ void save_state(const Manifest& manifest, const std::vector<at::Tensor>& state, 
   }
 }
 
-std::vector<at::Tensor> read_state(const Manifest& manifest, const std::vector<at::Tensor>& like,
-                                   const std::string& path) {
-  try {
-    const SafetensorsFile file(path);
-    check_owner(file.metadata(), manifest, path);
-    std::vector<at::Tensor> state;
-    for (const Place* place : matched(file.places(), manifest, like, path)) state.push_back(file.read(*place));
-    return state;
-  } catch (const std::system_error& error) {
-    throw Error(errors::kState, "cannot read the state " + path + ": " + error.code().message());
-  } catch (const std::invalid_argument& error) {
-    throw Error(errors::kState, path + " is not a safetensors file: " + error.what());
-  }
+StateTensors read_state(const Manifest& manifest, const Sizes& sizes, const std::string& path) {
+  return read_matched(manifest, path, [&](const StateFile& file) { return match_whole_state(manifest, sizes, file); });
+}
+
+StateTensors read_part_of_state(const Manifest& manifest, const Sizes& sizes, const std::string& path, bool one_row) {
+  return read_matched(manifest, path,
+                      [&](const StateFile& file) { return match_part_of_state(manifest, sizes, file, one_row); });
 }
 
 }  // namespace exportkit

@@ -79,6 +79,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # the type of the result, then those
     "ek_package_size": (c_uint64, c_void_p),
     "ek_package_fd": (c_int, c_void_p),
     "ek_package_state_digest": (c_int, c_void_p, _TEXT),
+    "ek_package_match_state_file": (c_int, c_void_p, c_char_p, c_char_p, c_int, _TEXT),
     "ek_package_sha256": (c_int, c_void_p, POINTER(c_char_p)),
     "ek_package_data_offset": (c_int, c_void_p, c_char_p, POINTER(c_uint64)),
     "ek_package_read": (c_int, c_void_p, c_char_p, c_void_p, c_size_t),

@@ -231,9 +231,9 @@ class WorkerState:
         """See `State.tensors`. They are copies."""
         return dict(zip(self._names, self._worker.ask(AccessState(self._number, "read"), [])[1]))
 
-    def replace(self, tensors: Mapping[str, torch.Tensor], /) -> None:
+    def replace(self, tensors: Mapping[str, torch.Tensor], row: int | None = None, /) -> None:
         """See `State.replace`."""
-        self._worker.ask(AccessState(self._number, "write"), [tensors[name] for name in self._names])
+        self._worker.ask(AccessState(self._number, "write", tuple(tensors), row), list(tensors.values()))
 
     def close(self, /) -> None:
         """See `State.close`."""

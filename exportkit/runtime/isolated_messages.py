@@ -113,15 +113,19 @@ class MakeSession(Message, frozen=True):
 
 
 class AccessState(Message, frozen=True):
-    """Does something with the state of a session; its tensors are in the manifest's order. The answer is Ran.
+    """Does something with the state of a session. The answer is Ran, with the tensors in the manifest's order.
 
     Attributes:
         session: The number of the session.
-        use: To read it, to replace it by the message's tensors, or to restore what it began with.
+        use: To read it, to replace some by the message's tensors, or to restore what it began with.
+        names: Of the message's tensors.
+        row: What is replaced of each; None: all.
     """
 
     session: int
     use: Literal["read", "write", "reset"]
+    names: tuple[str, ...] = ()
+    row: int | None = None
 
 
 class CloseSessions(Message, frozen=True):

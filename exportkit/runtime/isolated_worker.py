@@ -141,7 +141,7 @@ class _Served:
         if message.use == "read":
             return Ran(), list(state.tensors().values())
         if message.use == "write":
-            state.replace(dict(zip(state.tensors(), tensors)))
+            state.replace(dict(zip(message.names, tensors)), message.row)
         else:
             state.reset()
         return Ran(), []

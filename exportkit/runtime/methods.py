@@ -75,6 +75,7 @@ class ModelCode:
         """Takes a runner for each method of an open package."""
         self.manifest = reader.manifest
         self.state_identity = identity(reader)
+        self.reader = reader
         self.plans = plans
         self.device = device
         self.runners: Runners | None = runners

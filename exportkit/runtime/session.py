@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType, TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self
 
 import torch
 
-from exportkit.errors import ExportkitError, SessionBrokenError, SessionBusyError, SessionClosedError
+from exportkit.errors import ExportkitError, SessionBrokenError, SessionBusyError, SessionClosedError, UsageError
 from exportkit.progress import bytes_text
 from exportkit.runtime.methods import MethodPlan, ModelCode
 from exportkit.runtime.state import State
 from exportkit.runtime.state_file import read_state, write_state
-from exportkit.sizes import label_of, state_bytes
+from exportkit.sizes import label_of, shape_at, state_bytes
 
 
 class Session:
@@ -127,18 +127,38 @@ class Session:
             self._check_whole()
             write_state(path, self._code.state_identity, self._state.tensors())
 
-    def load_state(self, path: str | os.PathLike[str]) -> None:
+    def load_state(
+        self, path: str | os.PathLike[str], *, partial: bool = False, row: int | None = None
+    ) -> tuple[str, ...]:
         """Replaces the state by one that `save` wrote. A broken session can then be called again.
+
+        Args:
+            path: The file.
+            partial: Sets only the state that the file names. It may be an adapter of PEFT's beside its
+                adapter_config.json, whose names, rank and scale are understood; it takes the place of the one before.
+            row: With `partial`, the row of the state that is set. Default: all.
+
+        Returns:
+            The names of the state that was set.
 
         Raises:
             StateError: The file cannot be read, or its state is another model's or of other sizes. Nothing was changed.
-            SessionBusyError, SessionClosedError, ModelClosedError: As for a call.
+            UsageError: There is no such row.
+            SessionBusyError, SessionClosedError, ModelClosedError: As for a call. SessionBrokenError, if `partial`.
         """
+        if row is not None and not partial:
+            raise UsageError("load_state got a row without partial=True", hint="Only a part of the state has one row.")
         with self._alone():
             self._code.open_runners()
-            tensors = read_state(path, self._code.state_identity, self._code.manifest, self.sizes)
+            if partial:
+                self._check_whole()
+            part: Literal["whole", "part", "row"] = "whole" if not partial else "part" if row is None else "row"
+            tensors = read_state(path, self._code.reader, self.sizes, part)
+            if row is not None:
+                self._check_row(row, tensors)
             with self._replacing("load_state"):
-                self._state.replace(tensors)
+                self._state.replace(tensors, row)
+        return tuple(tensors)
 
     def close(self) -> None:
         """Frees the state. A call that runs in another thread finishes first."""
@@ -220,6 +240,11 @@ class Session:
             for plan in self._code.plans.values():
                 if not plan.state and self._code.runners is not None:  # its calls share the stream's memory
                     self._code.look(plan, self._code.runners[plan.name])
+
+    def _check_row(self, row: int, names: Iterable[str]) -> None:
+        rows = {each.name: shape_at(each, self.sizes)[0] for each in self._code.manifest.state if each.name in names}
+        if not 0 <= row < min(rows.values()):
+            raise UsageError(f"row must be from 0 to {min(rows.values()) - 1}, got {row}")
 
     def _check_whole(self) -> None:
         if self._problem is None and (refused := self._state.refused()) is not None:

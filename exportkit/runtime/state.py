@@ -38,8 +38,8 @@ class State(Protocol):
     def tensors(self, /) -> dict[str, torch.Tensor]:
         """Returns the tensors by name."""
 
-    def replace(self, tensors: Mapping[str, torch.Tensor], /) -> None:
-        """Copies new values, of the same dtypes and shapes, into the tensors."""
+    def replace(self, tensors: Mapping[str, torch.Tensor], row: int | None = None, /) -> None:
+        """Copies new values into the tensors of these names, or into one row of each."""
 
     def close(self, /) -> None:
         """Lets go of the tensors."""
@@ -205,13 +205,16 @@ class LocalState:
         self._own(range(len(self._names)))
         return dict(zip(self._names, self.use()))
 
-    def replace(self, tensors: Mapping[str, torch.Tensor], /) -> None:
+    def replace(self, tensors: Mapping[str, torch.Tensor], row: int | None = None, /) -> None:
         """See `State.replace`."""
-        self._own(range(len(self._names)))
+        indices = [index for index, name in enumerate(self._names) if name in tensors]
+        self._own(indices)
+        own = self.use()
         with torch.no_grad():
-            for name, tensor in zip(self._names, self.use()):
-                tensor.copy_(tensors[name])
-        self._memory = {}
+            for index in indices:
+                (own[index] if row is None else own[index][row : row + 1]).copy_(tensors[self._names[index]])
+        if row is None and len(indices) == len(own):
+            self._memory = {}
 
     def close(self, /) -> None:
         """See `State.close`. A running call finishes first, because it has the tensors."""

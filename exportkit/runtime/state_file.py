@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import torch
 
 from exportkit.errors import StateError
@@ -15,7 +16,6 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import check_writable, temporary_folder, write_whole
 from exportkit.package.dtypes import SAFETENSORS_DTYPES
 from exportkit.package.manifest import Manifest
-from exportkit.sizes import shape_at
 
 Identity = dict[str, str]  # the metadata that says whose state a file is
 
@@ -44,9 +44,21 @@ def write_state(path: str | os.PathLike[str], whose: Identity, tensors: Mapping[
 
 
 def read_state(
-    path: str | os.PathLike[str], whose: Identity, manifest: Manifest, sizes: Mapping[str, int]
+    path: str | os.PathLike[str],
+    reader: PackageReader,
+    sizes: Mapping[str, int],
+    part: Literal["whole", "part", "row"] = "whole",
 ) -> dict[str, torch.Tensor]:
-    """Reads the state of a session of these sizes, on the CPU.
+    """Reads the state of a session of these sizes, or a part of it, on the CPU.
+
+    Args:
+        path: A safetensors file: of the whole state, as a session saved it, or of what it names, for all rows or one.
+        reader: The session's package.
+        sizes: The session's.
+        part: Which part the file has. csrc/package/state_files.h has the rules.
+
+    Returns:
+        The values by name, in order. One without the state's rows is every row's.
 
     Raises:
         StateError: The file cannot be read, or its state is another model's or of other sizes.
@@ -55,43 +67,52 @@ def read_state(
 
     try:
         with safe_open(path, framework="pt") as file:
-            _check_identity(path, whose, file.metadata() or {})
-            _check_tensors(path, manifest, sizes, file)
-            return {each.name: file.get_tensor(each.name) for each in manifest.state}
+            return {
+                reader.manifest.state[value.index].name: _value(file, value, reader.manifest)
+                for value in _matched(path, reader, sizes, part, file)
+            }
     except OSError as error:
         raise StateError(f"cannot read the state {path}: {error.strerror or error}") from error
     except SafetensorError as error:
         raise StateError(f"{path} is not a safetensors file: {error}", hint=_SAVED) from error
 
 
-def _check_identity(path: str | os.PathLike[str], whose: Identity, found: Mapping[str, str]) -> None:
-    name = whose[_MODEL]
-    if not whose.keys() <= found.keys():
-        raise StateError(f"{path} does not say which model's state it has", hint=_SAVED)
-    if found[_MODEL] != name:
-        raise StateError(f"{path} has the state of the model {found[_MODEL]!r}; this is {name}")
-    if found[_STATE] != whose[_STATE]:
-        raise StateError(
-            f"{path} has the state of another {name}: the names, dtypes or shapes differ",
-            hint="Load it with the package whose session saved it.",
-        )
+class _Value(msgspec.Struct, frozen=True):
+    """`StateValue` of csrc/package/state_files.h."""
+
+    index: int
+    tensor: str | None
+    scale: float
+    shape: tuple[int, ...]
 
 
-def _check_tensors(path: str | os.PathLike[str], manifest: Manifest, sizes: Mapping[str, int], file: Any) -> None:
-    given = set(file.keys())
-    for each in manifest.state:
-        if each.name not in given:
-            raise StateError(f"{path} has no tensor {each.name}")
-        found = file.get_slice(each.name)
-        dtype, shape = SAFETENSORS_DTYPES.get(found.get_dtype(), found.get_dtype()), list(found.get_shape())
-        expected = shape_at(each, sizes)
-        if (dtype, shape) != (each.dtype, expected):
-            raise StateError(
-                f"{path}: {each.name} is {dtype}{shape}; the session's is {each.dtype}{expected}",
-                hint="A session takes the state of one with the same sizes.",
-            )
-    if unknown := sorted(given - {each.name for each in manifest.state}):
-        raise StateError(f"{path} has the tensor {unknown[0]!r}, which is not in the state of {manifest.name}")
+def _matched(
+    path: str | os.PathLike[str], reader: PackageReader, sizes: Mapping[str, int], part: str, file: Any
+) -> list[_Value]:
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is not a mapping)
+    tensors = [
+        {"name": name, "dtype": SAFETENSORS_DTYPES.get(each.get_dtype(), each.get_dtype()), "shape": each.get_shape()}
+        for name, each in slices.items()
+    ]
+    given = {"path": os.fspath(path), "metadata": file.metadata() or {}, "tensors": tensors}
+    said = core.text(
+        "ek_package_match_state_file",
+        reader.handle,
+        msgspec.json.encode(given),
+        msgspec.json.encode(dict(sizes)),
+        ("whole", "part", "row").index(part),
+    )
+    return msgspec.json.decode(said, type=list[_Value])
+
+
+def _value(file: Any, value: _Value, manifest: Manifest) -> torch.Tensor:
+    """Returns the file's numbers, scaled, in the state's dtype, with zeros behind them."""
+    whole = torch.zeros(value.shape, dtype=getattr(torch, manifest.state[value.index].dtype))
+    if value.tensor is not None:
+        read: torch.Tensor = file.get_tensor(value.tensor)
+        scaled = read if value.scale == 1 else read.float() * value.scale
+        whole[tuple(slice(size) for size in read.shape)] = scaled
+    return whole
 
 
 def identity(reader: PackageReader) -> Identity:

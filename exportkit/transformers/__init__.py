@@ -16,6 +16,7 @@ except ModuleNotFoundError as error:
         "exportkit.transformers needs transformers: pip install 'exportkit[transformers]'", name=error.name
     ) from error
 
+from exportkit.transformers.adapters import Lora as Lora
 from exportkit.transformers.language_model import spec as spec
 from exportkit.transformers.vision import vision_spec as vision_spec
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from exportkit.transformers.backend import ExportkitExporter as ExportkitExporter
     from exportkit.transformers.backend import ExportkitRunner as ExportkitRunner
 
-__all__ = ["ExportkitConfig", "ExportkitExporter", "ExportkitRunner", "spec", "vision_spec"]
+__all__ = ["ExportkitConfig", "ExportkitExporter", "ExportkitRunner", "Lora", "spec", "vision_spec"]
 
 
 def _takes_exporters() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from exportkit.errors import UsageError
 from exportkit.spec import ExportSpec, Method
+from exportkit.transformers.adapters import Adapters, Lora
 from exportkit.transformers.images import draw_images, image_token, prompt_with_images
+from exportkit.transformers.layers import LayerForm
 from exportkit.transformers.session_model import SessionModel, layer_forms, text_config
 from exportkit.transformers.step_context import ATTENTION, current, register
 
@@ -34,6 +36,7 @@ def spec(
     prompt: int = 512,
     batch: int = 8,
     images: Mapping[str, Any] | None = None,
+    adapters: Lora | None = None,
     name: str | None = None,
 ) -> ExportSpec:
     """Returns how to export a language model with the methods `prefill` and `decode`.
@@ -46,6 +49,9 @@ def spec(
     With `images` there is `prefill_images(tokens, lengths, features)` as well, which reads features of images in the
     places of their tokens. A package of `vision_spec` makes them.
 
+    With `adapters`, each row has LoRA adapters of its own, which begin as none. `session.load_state(file, partial=True)`
+    loads PEFT's, and the method `adapt(adapters)` takes tensors, by the names of `session.state` after `adapters.`.
+
     Args:
         model: A model for causal language modelling, such as AutoModelForCausalLM or AutoModelForImageTextToText
             returns, in eval mode, or PEFT's around it. It is not changed.
@@ -53,6 +59,7 @@ def spec(
         prompt: How many tokens one `prefill` can add. A longer prompt takes several calls.
         batch: How many rows a session can have.
         images: What a processor makes of an example of images, such as {"pixel_values": pixels}.
+        adapters: Which adapters a row can have.
         name: The package's name. Default: the model's type, such as `llama`.
 
     Raises:
@@ -64,9 +71,10 @@ def spec(
     _check_sizes(model, config, cache_length, prompt, batch)
     rows, count = min(batch, 2), max(min(prompt, 2), min(prompt, _EXAMPLE, cache_length - _STEPS))
     forms = layer_forms(model, cache_length, prompt)
-    session = SessionModel(model, forms, cache_length, rows).eval()
+    added = None if adapters is None else _adapters(model, forms, adapters, rows)
+    session = SessionModel(model, forms, cache_length, rows, added).eval()
     device = session.position.device
-    drawer = _Drawer(config.vocab_size, cache_length)
+    drawer = _Drawer(config.vocab_size, cache_length, added)
     tokens, lengths = (each.to(device) for each in drawer.prompt(rows, count, torch.Generator().manual_seed(0)))
     _check_turns(session, tokens)
     by_batch = {0: f"batch[1:{batch}]"} if batch > 1 else {}
@@ -78,6 +86,13 @@ def spec(
             example_inputs=(tokens[:, :1].contiguous(),), dynamic_shapes={"token": by_batch}, draw_inputs=drawer.decode
         ),
     }
+    if added is not None:
+        (example,), _ = drawer.adapt({"batch": rows}, torch.Generator().manual_seed(0))
+        methods["adapt"] = Method(
+            example_inputs=({name: tensor.to(device) for name, tensor in example.items()},),
+            dynamic_shapes={"adapters": dict.fromkeys(example, by_batch)},
+            draw_inputs=drawer.adapt,
+        )
     if images is not None:
         _check_images(session, images)
 
@@ -101,7 +116,25 @@ def spec(
 
 
 def _state_patterns(session: SessionModel) -> list[str]:
-    return ["position", *(["cache.*"] if any(True for _ in session.cache.buffers()) else [])]
+    return [
+        "position",
+        *(["cache.*"] if any(True for _ in session.cache.buffers()) else []),
+        *(["adapters.*"] if session.adapters is not None else []),
+    ]
+
+
+def _adapters(model: Any, forms: Sequence[LayerForm], lora: Lora, batch: int) -> Adapters:
+    if any(form.recurs for form in forms):
+        raise UsageError(
+            f"{type(model).__name__} has states that each token changes, with which adapters are not supported",
+            hint="Leave `adapters` out, and export PEFT's model around it.",
+        )
+    if any(".lora_A." in name for name, _ in model.named_parameters()):
+        raise UsageError(
+            f"{type(model).__name__} has adapters of PEFT's in it already",
+            hint="Give the model without: model.unload() of PEFT's returns it.",
+        )
+    return Adapters(model, lora, batch)
 
 
 def checked_model(model: nn.Module) -> Any:
@@ -233,9 +266,10 @@ def _compare(model: Any, whole: Tensor, answer: Tensor, what: str = "logits", hi
 class _Drawer:
     """Draws calls whose tokens are of the vocabulary and whose lengths fit."""
 
-    def __init__(self, vocabulary: int, length: int) -> None:
+    def __init__(self, vocabulary: int, length: int, adapters: Adapters | None) -> None:
         self._vocabulary = vocabulary
         self._length = length
+        self._adapters = adapters
 
     def prompt(self, rows: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Tokens [rows, count], and lengths."""
@@ -250,15 +284,22 @@ class _Drawer:
         """Arguments of `decode`."""
         return (self._tokens(sizes.get("batch", 1), 1, generator),), {}
 
+    def adapt(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of `adapt`."""
+        assert self._adapters is not None
+        return (self._adapters.draw(sizes.get("batch", 1), generator),), {}
+
     def session(
         self, sizes: Mapping[str, int], generator: torch.Generator
     ) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
-        """A prompt, three tokens, a second prompt of at most four, and a token more."""
+        """A prompt, three tokens, adapters, a second prompt of at most four, and a token more."""
         (tokens, lengths), none = self.prefill(sizes, generator)
         calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
             ("prefill", (tokens, lengths.clamp(max=max(1, self._length - 8))), none)
         ]
         calls += [("decode", *self.decode(sizes, generator)) for _ in range(3)]
+        if self._adapters is not None:
+            calls.append(("adapt", *self.adapt(sizes, generator)))
         calls.append(("prefill", *self.prefill({**sizes, "count": min(sizes.get("count", 1), 4)}, generator)))
         calls.append(("decode", *self.decode(sizes, generator)))
         return calls

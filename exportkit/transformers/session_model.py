@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from transformers.cache_utils import (
 )
 
 from exportkit.errors import UsageError
+from exportkit.transformers.adapters import Adapters
 from exportkit.transformers.images import image_token
 from exportkit.transformers.layers import LayerForm, cache_of
 from exportkit.transformers.step_context import StepContext, taking
@@ -115,6 +117,7 @@ class SessionModel(nn.Module):
         forms: What each layer remembers.
         length: How many tokens a row can have, if a layer attends.
         batch: The rows that the module itself has.
+        adapters: Those of the rows.
 
     Attributes:
         forms: What each layer remembers.
@@ -124,9 +127,12 @@ class SessionModel(nn.Module):
 
     position: Tensor
 
-    def __init__(self, model: Any, forms: Sequence[LayerForm], length: int, batch: int) -> None:
+    def __init__(
+        self, model: Any, forms: Sequence[LayerForm], length: int, batch: int, adapters: Adapters | None = None
+    ) -> None:
         super().__init__()
         self.model: Any = model
+        self.adapters = adapters
         device = next(model.parameters()).device
         self.cache = nn.ModuleList(_Buffers(form, batch, device) for form in forms)
         self.register_buffer("position", torch.zeros(batch, dtype=torch.int64, device=device))
@@ -191,6 +197,19 @@ class SessionModel(nn.Module):
         self.position += 1
         return self._answer(logits)
 
+    def adapt(self, adapters: dict[str, Tensor]) -> Tensor:
+        """Gives each row an adapter in place of the one that it has.
+
+        Args:
+            adapters: Tensors by the names of `Adapters`; each `lora_B` is multiplied with the adapter's scale.
+
+        Returns:
+            How many tokens each row has had, [batch]: the adapter is for those that follow.
+        """
+        assert self.adapters is not None
+        self.adapters.set(adapters)
+        return self.position.clone()
+
     def _answer(self, logits: Tensor) -> Tensor:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return logits.masked_fill((self.position > self.length)[:, None], math.nan) if self._limited else logits
@@ -206,7 +225,7 @@ class SessionModel(nn.Module):
         if self._takes_positions:
             given["position_ids"] = step.positions
         given |= {"input_ids" if tokens.dim() == 2 else "inputs_embeds": tokens, "use_cache": True, "logits_to_keep": 1}
-        with taking(step, self._config):
+        with taking(step, self._config), nullcontext() if self.adapters is None else self.adapters.applied():
             answer = self.model(**given) if weights is None else functional_call(self.model, weights, (), given)
         logits: Tensor = answer.logits[:, -1]
         return logits

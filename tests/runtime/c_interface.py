@@ -23,7 +23,7 @@ from tests.runtime.c_structures import (
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # DLDataTypeCode by numpy's kind
-ABI_VERSION = 5
+ABI_VERSION = 6
 VERIFY_ALWAYS = 1
 CUDA_GRAPHS = 2
 HOST_TENSORS, CONTIGUOUS_OUTPUTS, OWN_STREAM = 1, 2, 4

@@ -1,0 +1,261 @@
+#include "package/state_files.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "package/adapter_config.h"
+#include "package/digests.h"
+#include "package/errors.h"
+#include "package/json_text.h"
+#include "package/state_matching.h"
+#include "package/text.h"
+
+namespace exportkit {
+namespace {
+
+using safetensors::Place;
+using Shape = std::vector<int64_t>;
+using RowSizes = std::map<std::string, int64_t>;
+
+constexpr std::string_view kPeft = "base_model.model.";
+
+std::string text_of(const Extent& extent) {
+  if (const auto* fixed = std::get_if<int64_t>(&extent)) return std::to_string(*fixed);
+  return json_text(std::get<Size>(extent).dimension);  // the state's sizes have scale 1 and offset 0
+}
+
+bool has_rows(const StateTensor& state) {
+  return !state.shape.empty() && std::holds_alternative<Size>(state.shape.front());
+}
+
+Shape shape_of(const StateTensor& state, const RowSizes& sizes) {
+  Shape shape;
+  for (const Extent& extent : state.shape) {
+    const auto* fixed = std::get_if<int64_t>(&extent);
+    shape.push_back(fixed ? *fixed : sizes.at(std::get<Size>(extent).dimension));
+  }
+  return shape;
+}
+
+[[noreturn]] void refuse(const std::string& what, const std::string& hint = {}) {
+  throw Error(errors::kState, what, hint);
+}
+
+[[noreturn]] void refuse_other_kind(const StateFile& file, const StateTensor& state, const Place& place,
+                                    const RowSizes& sizes) {
+  refuse(file.path + ": " + printable(place.name) + " is " + kind(place.dtype, place.shape) + "; the session's is " +
+             kind(state.dtype, shape_of(state, sizes)),
+         "A session takes the state of one with the same sizes.");
+}
+
+// What a state file says about its owner. Nothing if it does not say who that is.
+const std::string* said(const StateFile& file, const char* key) {
+  const auto found = file.metadata.find(key);
+  return found == file.metadata.end() ? nullptr : &found->second;
+}
+
+void check_model(const StateFile& file, const Manifest& manifest) {
+  const std::string* model = said(file, kStateFileModel);
+  if (model == nullptr || *model == manifest.name) return;
+  refuse(file.path + " has the state of the model " + shown(*model) + "; this is " + manifest.name);
+}
+
+// --- LoRA ----------------------------------------------------------------------------------------------------------
+
+// A name such as `layers.0.q_proj.lora_A.weight`.
+struct LoraName {
+  std::string module;
+  bool second;   // lora_B
+  bool of_peft;  // a module of PEFT's, `lora_A.default.weight`, multiplies with a scale of its own
+};
+
+std::optional<LoraName> lora_name(std::string_view name) {
+  for (const std::string_view part : {".lora_A.", ".lora_B."}) {
+    const size_t at = name.find(part);
+    if (at == std::string_view::npos) continue;
+    const bool of_peft = name.find('.', at + part.size()) != std::string_view::npos;
+    return LoraName{std::string(name.substr(0, at)), part == ".lora_B.", of_peft};
+  }
+  return std::nullopt;
+}
+
+bool is_floating(std::string_view dtype) { return dtype.starts_with("float") || dtype == "bfloat16"; }
+
+// The scale of a file's adapters: that of PEFT's configuration, and none in a session's own file.
+class Adapter {
+ public:
+  explicit Adapter(const StateFile& file) : file_(file) {
+    for (const Place& place : file.places) {
+      const auto name = lora_name(place.name);
+      if (!name) continue;
+      const size_t axis = name->second ? 1 : 0;
+      (name->second ? second_ : first_)[name->module] = axis < place.shape.size() ? place.shape[axis] : -1;
+    }
+    if (!any() || said(file, kStateFileModel) != nullptr) return;
+    check_ranks(first_, second_);
+    check_ranks(second_, first_);
+    config_ = read_adapter_config(file.path);
+    if (config_) return;
+    refuse(file.path + " has an adapter, and no adapter_config.json lies beside it, which says its scale",
+           "Give the file in the folder that PEFT's save_pretrained wrote.");
+  }
+
+  bool any() const { return !first_.empty() || !second_.empty(); }
+
+  double scale(const LoraName& name) const {
+    return config_ && name.second ? config_->scale(name.module, second_.at(name.module)) : 1;
+  }
+
+ private:
+  using Ranks = std::map<std::string, int64_t>;
+
+  void check_ranks(const Ranks& ranks, const Ranks& others) const {
+    for (const auto& [module, rank] : ranks) {
+      const auto other = others.find(module);
+      if (rank > 0 && other != others.end() && other->second == rank) continue;
+      refuse(file_.path + " does not have lora_A and lora_B of one rank for " + printable(module));
+    }
+  }
+
+  const StateFile& file_;
+  Ranks first_, second_;  // by module
+  std::optional<AdapterConfig> config_;
+};
+
+// --- a part --------------------------------------------------------------------------------------------------------
+
+// The state that a tensor's name means.
+class Names {
+ public:
+  Names(const Manifest& manifest, const StateFile& file) : manifest_(manifest), file_(file) {
+    for (size_t i = 0; i < manifest.state.size(); ++i) {
+      add(manifest.state[i].name, i);
+      for (const std::string& alias : manifest.state[i].aliases) add(alias, i);
+    }
+  }
+
+  size_t find(const std::string& given) const {
+    const std::string_view name = std::string_view(given).substr(given.starts_with(kPeft) ? kPeft.size() : 0);
+    std::set<size_t> found;
+    for (const auto& [known, index] : names_) {
+      if (known == given) return index;
+      if (known == name || known.ends_with("." + std::string(name))) found.insert(index);
+    }
+    if (found.size() == 1) return *found.begin();
+    const std::string has = file_.path + " has the tensor " + shown(given);
+    if (found.empty()) refuse(has + ", which is not in the state of " + manifest_.name, state_hint());
+    refuse(has + ", which can be " + manifest_.state[*found.begin()].name + " or " +
+           manifest_.state[*found.rbegin()].name);
+  }
+
+ private:
+  void add(const std::string& name, size_t index) { names_.emplace_back(name, index); }
+
+  std::string state_hint() const {
+    std::vector<std::string> some;
+    for (const StateTensor& state : manifest_.state) {
+      if (some.size() == 3) {
+        some.push_back("...");
+        break;
+      }
+      some.push_back(state.name);
+    }
+    return "The state is " + joined(some) + ".";
+  }
+
+  const Manifest& manifest_;
+  const StateFile& file_;
+  std::vector<std::pair<std::string, size_t>> names_;
+};
+
+// The shape of the value that a tensor is padded to; nothing if it does not fit. An adapter of PEFT's has no rows.
+std::optional<Shape> padded(const StateTensor& state, const RowSizes& sizes, const Place& place,
+                            const std::optional<LoraName>& lora, bool own) {
+  Shape shape = shape_of(state, sizes);
+  if (has_rows(state) && ((lora && !own) || place.shape.size() + 1 == shape.size())) shape.erase(shape.begin());
+  const size_t rows = has_rows(state) && shape.size() == state.shape.size();
+  if (place.shape.size() != shape.size()) return std::nullopt;
+  for (size_t axis = 0; axis < shape.size(); ++axis) {
+    const bool rank = lora && axis == rows + (lora->second ? 1 : 0);
+    if (rank ? place.shape[axis] > shape[axis] : place.shape[axis] != shape[axis]) return std::nullopt;
+  }
+  const bool same = place.dtype == state.dtype || (lora && is_floating(place.dtype) && is_floating(state.dtype));
+  return same ? std::optional(shape) : std::nullopt;
+}
+
+}  // namespace
+
+std::string state_digest(const Manifest& manifest) {
+  return sha256_hex(json_list(manifest.state, [](const StateTensor& tensor) {
+    return json_object({{"name", json_text(tensor.name)},
+                        {"dtype", json_text(tensor.dtype)},
+                        {"shape", json_list(tensor.shape, text_of)}});
+  }));
+}
+
+std::vector<StateValue> match_whole_state(const Manifest& manifest, const RowSizes& sizes, const StateFile& file) {
+  if (!said(file, kStateFileModel) || !said(file, kStateFileDigest)) {
+    refuse(file.path + " does not say which model's state it has", "Give a file that a session's save wrote.");
+  }
+  check_model(file, manifest);
+  if (*said(file, kStateFileDigest) != state_digest(manifest)) {
+    refuse(file.path + " has the state of another " + manifest.name + ": the names, dtypes or shapes differ",
+           "Load it with the package whose session saved it.");
+  }
+  std::map<std::string, const Place*> given;
+  for (const Place& place : file.places) given.emplace(place.name, &place);
+  std::vector<StateValue> values;
+  for (size_t i = 0; i < manifest.state.size(); ++i) {
+    const StateTensor& state = manifest.state[i];
+    const auto node = given.extract(state.name);
+    if (node.empty()) refuse(file.path + " has no tensor " + state.name);
+    const Place& place = *node.mapped();
+    const Shape shape = shape_of(state, sizes);
+    if (place.dtype != state.dtype || place.shape != shape) refuse_other_kind(file, state, place, sizes);
+    values.push_back({i, &place, 1, shape});
+  }
+  if (!given.empty()) {
+    refuse(file.path + " has the tensor " + shown(given.begin()->first) + ", which is not in the state of " +
+           manifest.name);
+  }
+  return values;
+}
+
+std::vector<StateValue> match_part_of_state(const Manifest& manifest, const RowSizes& sizes, const StateFile& file,
+                                            bool one_row) {
+  check_model(file, manifest);
+  if (file.places.empty()) refuse(file.path + " has no tensors");
+  RowSizes rows = sizes;
+  for (auto& [dimension, size] : rows) size = one_row ? 1 : size;
+  const Adapter adapter(file);
+  const bool own = said(file, kStateFileModel) != nullptr;
+  const Names names(manifest, file);
+  std::map<size_t, StateValue> values;
+  for (const Place& place : file.places) {
+    const size_t index = names.find(place.name);
+    const StateTensor& state = manifest.state[index];
+    const auto lora = lora_name(place.name);
+    if (lora && lora_name(state.name) && lora_name(state.name)->of_peft && !own) {
+      refuse(state.name + " belongs to a layer of PEFT's, whose scale is a part of the code",
+             "Export the model without PEFT, with adapters of exportkit.transformers: docs/learning.md.");
+    }
+    const auto shape = padded(state, rows, place, lora, own);
+    if (!shape) refuse_other_kind(file, state, place, rows);
+    if (!values.emplace(index, StateValue{index, &place, lora ? adapter.scale(*lora) : 1, *shape}).second) {
+      refuse(file.path + " has two tensors for " + state.name);
+    }
+  }
+  for (size_t i = 0; adapter.any() && i < manifest.state.size(); ++i) {
+    if (lora_name(manifest.state[i].name))
+      values.emplace(i, StateValue{i, nullptr, 1, shape_of(manifest.state[i], rows)});
+  }
+  std::vector<StateValue> ordered;
+  for (auto& [index, value] : values) {
+    if (one_row && !has_rows(manifest.state[index])) refuse(manifest.state[index].name + " has no rows");
+    ordered.push_back(std::move(value));
+  }
+  return ordered;
+}
+
+}  // namespace exportkit
