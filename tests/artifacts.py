@@ -191,6 +191,11 @@ RECIPES: Mapping[str, Recipe] = {
         "tests/learning/learning_models.py:self_taught",
         ["tests/learning/learning_models.py", "exportkit/training.py"],
     ),
+    # A language model whose rows have adapters.
+    "adapters": Recipe(
+        "tests/language_models/adapter_models.py:adapted",
+        ["tests/language_models/adapter_models.py", "exportkit/transformers"],
+    ),
     "arr-coc": Recipe("arr-coc", ["exportkit/arr_coc", "csrc"]),
 }
 

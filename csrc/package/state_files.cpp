@@ -196,7 +196,7 @@ std::string state_digest(const Manifest& manifest) {
 
 std::vector<StateValue> match_whole_state(const Manifest& manifest, const RowSizes& sizes, const StateFile& file) {
   if (!said(file, kStateFileModel) || !said(file, kStateFileDigest)) {
-    refuse(file.path + " does not say which model's state it has", "Give a file that a session's save wrote.");
+    refuse(file.path + " does not say which model's state it has", "Give a file that a session's save wrote, or load what this one names: partial=True.");
   }
   check_model(file, manifest);
   if (*said(file, kStateFileDigest) != state_digest(manifest)) {

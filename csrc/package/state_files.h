@@ -27,7 +27,7 @@ struct StateFile {
 // A value for a tensor of the state.
 struct StateValue {
   size_t index;                    // of the manifest's state
-  const safetensors::Place* from;  // null: zeros
+  const safetensors::Place* from;  // of the StateFile; null: zeros
   double scale;                    // the file's numbers are multiplied with it
   std::vector<int64_t> shape;  // of the value: with zeros behind the file's numbers; without rows, it is every row's
 };

@@ -36,8 +36,9 @@ template <class Match>
 StateTensors read_matched(const Manifest& manifest, const std::string& path, const Match& match) {
   try {
     const SafetensorsFile file(path);
+    const StateFile given{path, file.metadata(), file.places()};  // which the values point into
     StateTensors tensors;
-    for (const StateValue& value : match(StateFile{path, file.metadata(), file.places()})) {
+    for (const StateValue& value : match(given)) {
       tensors.emplace_back(value.index, value_of(file, value, manifest.state[value.index].dtype));
     }
     return tensors;

@@ -103,6 +103,12 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     metavar="SECONDS",
     help="How long sequences go on after their model was replaced, or after SIGTERM: half of --drain-timeout at most.",
 )
+@click.option(
+    "--adapters",
+    type=_FOLDER,
+    metavar="FOLDER",
+    help="Adapters that a sequence may begin with, by the name of their folder in this one, as PEFT saves them.",
+)
 @flag(
     "--cuda-graphs",
     "Run calls on a GPU as CUDA graphs: one launch each. The first call with each number of rows takes longer.",

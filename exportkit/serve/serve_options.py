@@ -66,6 +66,7 @@ class ServeOptions:
         load: How they are loaded.
         batch: What may wait and what may run together, for each model.
         sequences: How many sequences each package may have, and for how long.
+        adapters: A folder of adapters that sequences may begin with: `<name>/adapter_model.safetensors`, as PEFT saves.
         listen: Where and to whom.
         drain_seconds: Seconds that accepted requests may take after SIGTERM.
         access_log: Whether each request is logged as a line of JSON.
@@ -77,6 +78,7 @@ class ServeOptions:
     load: LoadOptions = field(default_factory=LoadOptions)
     batch: BatchLimits = field(default_factory=BatchLimits)
     sequences: SequenceLimits = field(default_factory=SequenceLimits)
+    adapters: Path | None = None
     listen: ListenOptions = field(default_factory=ListenOptions)
     drain_seconds: float = 30.0
     access_log: bool = True

@@ -103,7 +103,7 @@ def _targets(model: Any, lora: Lora) -> dict[str, Any]:
     if lora.target_modules == "all-linear":
         return {name: module for name, module in linear.items() if module is not head}
     names = [lora.target_modules] if isinstance(lora.target_modules, str) else lora.target_modules
-    found = {}
+    found: dict[str, Any] = {}
     for target in names:
         its = {name: module for name, module in linear.items() if f".{name}".endswith(f".{target}")}
         if not its:

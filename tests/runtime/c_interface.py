@@ -171,13 +171,24 @@ class Session:
         """Reads the state."""
         self.library.call("session_load_state", self.handle, str(path).encode())
 
+    def load_partial_state(self, path: Any, row: int | None = None) -> tuple[str, ...]:
+        """Sets what the file names; returns it."""
+        flags = (c.c_uint8 * self.model.about.state_count)()
+        where = (str(path).encode(), -1 if row is None else row)
+        self.library.call("session_load_partial_state", self.handle, *where, flags, len(flags))
+        return tuple(name for name, flag in zip(self.state_names, flags) if flag)
+
+    @property
+    def state_names(self) -> list[str]:
+        """In the order of the description."""
+        about = self.model.about
+        return [about.state[i].contents.name.decode() for i in range(about.state_count)]
+
     def state(self) -> dict[str, np.ndarray]:
         """The live state, by name, without a copy."""
-        about = self.model.about
-        tensors = places(about.state_count)
+        tensors = places(self.model.about.state_count)
         self.library.call("session_state", self.handle, tensors, len(tensors))
-        names = [about.state[i].contents.name.decode() for i in range(about.state_count)]
-        return {name: np.from_dlpack(Lent(tensor)) for name, tensor in zip(names, tensors, strict=True)}
+        return {name: np.from_dlpack(Lent(tensor)) for name, tensor in zip(self.state_names, tensors, strict=True)}
 
     def close(self) -> None:
         """Closes it."""

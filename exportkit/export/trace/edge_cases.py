@@ -216,9 +216,12 @@ class _Task:
         return changed
 
     def name(self, calls: Sequence[DrawnCall], chosen: Chosen) -> str:
-        """Returns such as "ties in x, NaN in y"."""
+        """Returns such as "ties in x, NaN in y"; of many inputs, the first ones."""
         names = {(call.method, i): name for call in calls for i, name in enumerate(call.bound.names)}
-        return ", ".join(f"{kind} in {names[position]}" for position, kind in chosen.items())
+        texts = [f"{kind} in {names[position]}" for position, kind in chosen.items()]
+        if len(texts) > 4:
+            texts = [*texts[:3], f"... {len(texts)} inputs"]
+        return ", ".join(texts)
 
 
 class _EndedError(ExportError):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+from exportkit.errors import StateError
 from exportkit.package.manifest import Manifest
 from exportkit.runtime.model import Model
 from exportkit.runtime.session import Session
 from exportkit.serve.engine.model_replica import ModelReplica
-from exportkit.serve.statuses import SequenceError
+from exportkit.serve.statuses import BadRequestError, SequenceError
 
 ENDED = "the sequence ended before its step ran"
 AGAIN = "Begin it again with `sequence_start`: its state is lost."
@@ -38,13 +40,15 @@ class HeldSession:
         load: The load on which the sequence runs.
         replica: The number of its replica.
         sizes: The sizes of the state's dimensions.
+        adapter: The file that sets a part of the state before the first step. None: no part.
     """
 
-    def __init__(self, load: SequenceLoad, replica: int, sizes: Mapping[str, int]) -> None:
+    def __init__(self, load: SequenceLoad, replica: int, sizes: Mapping[str, int], adapter: Path | None) -> None:
         """Has no session yet."""
         self.load = load
         self.replica = replica
         self.sizes = sizes
+        self.adapter = adapter
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._model: Model | None = None
@@ -61,12 +65,19 @@ class HeldSession:
         return self._closed
 
     def open(self, model: Model) -> Session:
-        """Returns the session, which it makes if there is none. Raises the errors of `Model.session`."""
+        """Returns the session, which it makes if there is none.
+
+        Raises:
+            BadRequestError: The model does not take the adapter. Other errors are those of `Model.session`.
+        """
         with self._lock:
             if self._closed:
                 raise SequenceError(ENDED, hint=AGAIN)
             if self._session is None:
-                self._model, self._session = model, model.session(**self.sizes)
+                session = model.session(**self.sizes)
+                if self.adapter is not None:
+                    _load_adapter(session, self.adapter)
+                self._model, self._session = model, session
             return self._session
 
     def close(self) -> None:
@@ -76,3 +87,26 @@ class HeldSession:
             if self._session is not None:
                 self._session.close()
                 self._session = None
+
+
+def adapter_file(folder: Path | None, name: str) -> Path:
+    """Returns the file of an adapter that PEFT saved into a folder of this name.
+
+    Raises:
+        BadRequestError: There is none in the folder of adapters, or no such folder.
+    """
+    if folder is None:
+        raise BadRequestError("this server has no adapters", hint="`exportkit serve --adapters FOLDER` allows some.")
+    file = folder / name / "adapter_model.safetensors"
+    if Path(name).name != name or name in ("", "..") or not file.is_file():
+        raise BadRequestError(f"there is no adapter {name!r:.80}")
+    return file
+
+
+def _load_adapter(session: Session, file: Path) -> None:
+    try:
+        session.load_state(file, partial=True)
+    except StateError as error:
+        session.close()
+        said = error.message.replace(f"{file.parent}/", "")
+        raise BadRequestError(f"the adapter {file.parent.name} does not fit: {said}") from error

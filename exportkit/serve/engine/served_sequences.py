@@ -7,10 +7,11 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 
 from exportkit.package.manifest import Manifest
 from exportkit.serve.engine.checked_request import CheckedRequest
-from exportkit.serve.engine.held_session import AGAIN, HeldSession, SequenceLoad
+from exportkit.serve.engine.held_session import AGAIN, HeldSession, SequenceLoad, adapter_file
 from exportkit.serve.protocol.inference import InferAnswer, SequenceStep
 from exportkit.serve.sequences.table import (
     NoSequenceError,
@@ -56,8 +57,9 @@ class ServedSequences:
         limits: How many there may be, and for how long.
     """
 
-    def __init__(self, name: str, limits: SequenceLimits) -> None:
-        """There are none yet. `name` is the package's."""
+    def __init__(self, name: str, limits: SequenceLimits, adapters: Path | None = None) -> None:
+        """There are none yet. `name` is the package's; `adapters` has a folder of each that a sequence may name."""
+        self._adapters = adapters
         self.limits = limits
         self.name = name
         self._table: SequenceTable[HeldSession, _Turn] = SequenceTable(limits)
@@ -120,7 +122,7 @@ class ServedSequences:
             SequenceError: There is no such sequence, or it ended before it was the step's turn.
             QueueFullError: There is no room for one more.
             TooLargeError: There never is for one of this size.
-            BadRequestError: The request has other sizes than its sequence.
+            BadRequestError: The request has other sizes than its sequence, or there is no such adapter.
             ServeError: The class says why it was not answered.
         """
         sequence = self._begun(step, load, sizes) if step.start else self._found(step, sizes)
@@ -174,10 +176,11 @@ class ServedSequences:
                 f"and all sequences may have {self.limits.most_bytes}",
                 hint="`exportkit serve --max-sequence-bytes` allows more.",
             )
+        adapter = None if step.adapter is None else adapter_file(self._adapters, step.adapter)
         places = range(len(load.replicas))  # one that lives, with the fewest sequences
         replica = min(places, key=lambda place: (not load.replicas[place].alive, self.on(load, place)))
         try:
-            sequence = self._table.begin(_key_of(step), HeldSession(load, replica, sizes), size, now)
+            sequence = self._table.begin(_key_of(step), HeldSession(load, replica, sizes, adapter), size, now)
         except SequencesFullError as error:
             raise QueueFullError(f"no sequence of {self.name} can begin: {error}", hint="Try again later.") from error
         self._running[load, replica] += 1

@@ -25,12 +25,14 @@ class SequenceStep(msgspec.Struct, frozen=True):
         start: Whether the sequence begins with this request.
         end: Whether it ends with it.
         owner: Whose the sequence is: another client's of the same id is another sequence. Empty: anybody's.
+        adapter: The name of the adapter that it begins with. None: no adapter.
     """
 
     id: int | str
     start: bool = False
     end: bool = False
     owner: str = ""
+    adapter: str | None = None
 
 
 class InferRequest(msgspec.Struct, frozen=True):

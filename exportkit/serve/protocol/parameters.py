@@ -149,8 +149,14 @@ def _sequence(parameters: Mapping[str, Any]) -> SequenceStep | None:
     if isinstance(given, str) and len(given) > _MOST_ID:
         raise BadRequestError(f"the parameter `sequence_id` has {len(given)} characters; {_MOST_ID} are allowed")
     sequence_id = given if isinstance(given, str) else whole_number(where, parameters, "sequence_id")
+    adapter = parameters.get("adapter")
+    if adapter is not None and not (isinstance(adapter, str) and flags["sequence_start"]):
+        raise BadRequestError(
+            "the parameter `adapter` is not a name, or not in the first request of a sequence",
+            hint="Send it with `sequence_start`: true.",
+        )
     if sequence_id:
-        return SequenceStep(sequence_id, flags["sequence_start"], flags["sequence_end"])
+        return SequenceStep(sequence_id, flags["sequence_start"], flags["sequence_end"], adapter=adapter)
     if any(flags.values()):
         raise BadRequestError(
             "a sequence begins or ends with this request, which has no `sequence_id`",

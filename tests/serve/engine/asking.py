@@ -50,11 +50,12 @@ async def serving(
     repository: Path | None = None,
     batch: BatchLimits | None = None,
     sequences: SequenceLimits | None = None,
+    adapters: Path | None = None,
     **load: Any,
 ) -> AsyncIterator[Repository]:
     """A repository that is open, and drained at the end; that waits for no sequence unless `sequences` says so."""
     sequences = sequences or SequenceLimits(finish_seconds=0)
-    options = ServeOptions(packages, repository, LoadOptions(**load), batch or BatchLimits(), sequences)
+    options = ServeOptions(packages, repository, LoadOptions(**load), batch or BatchLimits(), sequences, adapters)
     served = Repository(options)
     await served.open()
     try:
