@@ -63,7 +63,7 @@ void only(std::string_view value, const std::set<std::string_view>& allowed, con
           std::string_view key) {
   if (allowed.contains(value)) return;
   refuse(concat(path, " has ", shown(value), " as ", Quoted{key}, ", which is not plain LoRA"),
-         "Merge the adapter into the weights, and give those to `exportkit repack --weights`.");
+         "Merge the adapter into the weights, and give those to `exportkit package --weights`.");
 }
 
 AdapterConfig parse(std::string_view text, const std::string& path) {

@@ -245,9 +245,10 @@ void Model::swap_weights(const std::string& path) {
   const auto is_state = [](const Weight& weight) { return weight.state; };
   if (std::none_of(manifest.weights.begin(), manifest.weights.end(), is_state)) {
     throw Error(errors::kWeights, manifest.name + " has no weights outside its compiled code",
-                manifest.state.empty() ? "To swap weights, export the model without --embed-weights."
-                                       : "To swap weights, export the model without --embed-weights. Parameters that "
-                                         "are state belong to sessions, which load_state replaces.");
+                std::string(manifest.state.empty()
+                                ? ""
+                                : "Parameters that are state belong to sessions, which load_state replaces. ") +
+                    "To swap weights, export the model without --embed-weights.");
   }
   impl_->code.replace([&] {
     auto loaded = impl_->load(

@@ -12,13 +12,14 @@ import torch
 
 from exportkit.errors import UsageError, WeightsError
 from exportkit.export.record.cases import digest_of_state
-from exportkit.export.record.host_copies import elements
+from exportkit.export.record.host_copies import elements, initial_record
 from exportkit.fine_tune.recording import record_again
 from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
-from exportkit.package.consistency import WEIGHTS_DIR, match_state
-from exportkit.package.manifest import Manifest
+from exportkit.package.consistency import STATE_OWNER, WEIGHTS_DIR, match_state
+from exportkit.package.manifest import Manifest, Size, StateTensor
 from exportkit.package.weights_hints import advised
 from exportkit.progress import Progress
+from exportkit.runtime.state_file import read_state as read_session_state
 from exportkit.runtime.weights import described, read_state, replaced_weights
 
 
@@ -29,7 +30,7 @@ def fine_tune(
 
     Args:
         package: The package, in a private folder. Operators that MODEL does not load come from its libraries.
-        weights: A safetensors file with the model's whole state.
+        weights: A safetensors file with the model's whole state, or the file of a session's state.
         model: MODEL, if one may be imported.
         unnamed: Why none may.
         timeout: Seconds that a call of MODEL may take.
@@ -42,6 +43,7 @@ def fine_tune(
         WeightsError: The weights do not fit.
         UsageError: There are cases, and no MODEL to record them with.
         ExportError: MODEL fails.
+        StateError: A session's file is another model's.
     """
     progress(f"replacing the weights with {weights.name}")
     tuned = package.with_name(f"{package.name[:200]}.tuned")
@@ -49,7 +51,8 @@ def fine_tune(
         records: dict[str, Content] = {
             name: StoredRecord(reader, name) for name in reader.names if name not in STOCK_RECORDS
         }
-        manifest = replace_weights(reader, reader.manifest, records, weights)
+        replaced = begin_with if _is_of_a_session(weights) else replace_weights
+        manifest = replaced(reader, reader.manifest, records, weights)
         if reader.manifest.cases:
             if model is None:
                 raise UsageError(
@@ -57,7 +60,8 @@ def fine_tune(
                     hint="Name the model with --model. Or export it with these weights.",
                 )
             progress(f"recording the cases again, with {model}")
-            cases, files = record_again(reader, manifest, model, weights, package.parent, timeout=timeout)
+            initial = {str(name): records[name] for each in manifest.state if (name := each.initial) is not None}
+            cases, files = record_again(reader, manifest, model, weights, initial, package.parent, timeout=timeout)
             manifest, records = msgspec.structs.replace(manifest, cases=cases), {**records, **files}
         manifest = write_package(tuned, manifest, records)
     os.replace(tuned, package)
@@ -84,10 +88,7 @@ def replace_weights(reader: PackageReader, manifest: Manifest, records: dict[str
     state = read_state(weights)
     with advised(weights, [weight.name for weight in manifest.weights if weight.state], state):
         replaced = replaced_weights(reader, manifest, manifest.targets, state)
-    old = {weight.record for weight in manifest.weights} | {case.record for case in manifest.cases}
-    old |= set(manifest.program.records.values()) if manifest.program else set()
-    for name in old - {None}:
-        records.pop(str(name), None)
+    _forget(manifest, records, {weight.record for weight in manifest.weights})
     listed = []
     for weight in manifest.weights:
         if weight.record is not None:
@@ -97,6 +98,55 @@ def replace_weights(reader: PackageReader, manifest: Manifest, records: dict[str
         listed.append(weight)
     source = msgspec.structs.replace(manifest.source, state_sha256=digest_of_state(whole_state(manifest, state)))
     return msgspec.structs.replace(manifest, weights=tuple(listed), cases=(), program=None, source=source)
+
+
+def begin_with(reader: PackageReader, manifest: Manifest, records: dict[str, Content], saved: Path) -> Manifest:
+    """Lets sessions begin with the state that one saved: what it has learnt. State with rows begins as before.
+
+    Arguments are those of `replace_weights`, with the file of a session's state.
+
+    Raises:
+        StateError: It is another model's.
+    """
+    given = read_state(saved)
+    rows = {
+        each.shape[0].dimension: given[each.name].shape[0]
+        for each in manifest.state
+        if each.shape and isinstance(each.shape[0], Size) and each.name in given and given[each.name].dim()
+    }
+    values = read_session_state(saved, reader, rows)
+    _forget(manifest, records, {each.initial for each in manifest.state if not _has_rows(each)})
+    listed = []
+    for each in manifest.state:
+        if not _has_rows(each):
+            name, content = initial_record(values[each.name])
+            each = msgspec.structs.replace(each, initial=name)
+            if name is not None:
+                records[name] = content
+        listed.append(each)
+    return msgspec.structs.replace(manifest, state=tuple(listed), cases=(), program=None)
+
+
+def _is_of_a_session(path: Path) -> bool:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return STATE_OWNER in (file.metadata() or {})
+    except (OSError, SafetensorError):  # who reads it says why
+        return False
+
+
+def _has_rows(state: StateTensor) -> bool:
+    return any(isinstance(size, Size) for size in state.shape)
+
+
+def _forget(manifest: Manifest, records: dict[str, Content], names: set[str | None]) -> None:
+    """Removes these records, the cases and the program."""
+    names = names | {case.record for case in manifest.cases}
+    names |= set(manifest.program.records.values()) if manifest.program else set()
+    for name in names - {None}:
+        records.pop(str(name), None)
 
 
 def whole_state(manifest: Manifest, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

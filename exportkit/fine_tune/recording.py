@@ -5,6 +5,7 @@ The inputs stay; MODEL with the new weights gives the outputs. Nothing here impo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from exportkit.child.child_client import ChildClient, ChildEndedError
 from exportkit.child.messages import Failed, Message
 from exportkit.child.process import describe_end
 from exportkit.errors import ExportError, MissingOperatorError
-from exportkit.package.archive import PackageReader
+from exportkit.package.archive import Content, PackageReader, StoredRecord
 from exportkit.package.manifest import Case, Manifest
 from exportkit.reference_model import ReferenceModel, ReferenceModelFiles
 from exportkit.verify.verify_worker import LOAD_TIMEOUT
@@ -46,7 +47,14 @@ class CasesRecorded(Message, frozen=True):
 
 
 def record_again(
-    reader: PackageReader, manifest: Manifest, model: str, weights: Path, folder: Path, *, timeout: float
+    reader: PackageReader,
+    manifest: Manifest,
+    model: str,
+    weights: Path,
+    state: Mapping[str, Content],
+    folder: Path,
+    *,
+    timeout: float,
 ) -> tuple[tuple[Case, ...], dict[str, Path]]:
     """Records the cases of a package again.
 
@@ -54,7 +62,8 @@ def record_again(
         reader: The package with the old weights.
         manifest: The new package's manifest. Its source has the digest of the new state.
         model: MODEL.
-        weights: A safetensors file with its whole state.
+        weights: A safetensors file with its whole state, or of a session's.
+        state: By record, what sessions begin with.
         folder: A private folder for the new cases, which must live until the package is written.
         timeout: Seconds that a call may take. Making the model always gets at least 600.
 
@@ -71,9 +80,12 @@ def record_again(
         reader.extract(case.record, old)
         files.append((str(old), str(recorded)))
     initial = {}
-    for number, name in enumerate(sorted({each.initial for each in manifest.state if each.initial is not None})):
+    for number, (name, content) in enumerate(sorted(state.items())):
         initial[name] = str(folder / f"state-{number}")
-        reader.extract(name, Path(initial[name]))
+        if isinstance(content, StoredRecord):
+            reader.extract(name, Path(initial[name]))
+        else:
+            Path(initial[name]).write_bytes(content.read_bytes() if isinstance(content, Path) else content)
     command = RecordCases(
         eager=ReferenceModelFiles.of(ReferenceModel(weights=weights), model),
         manifest=msgspec.json.encode(msgspec.structs.replace(manifest, cases=())).decode(),

@@ -14,6 +14,7 @@ AOTINDUCTOR_DIR = "data/aotinductor"
 OPERATORS_DIR = "exportkit/ops"
 CASES_DIR = "exportkit/cases"
 STATE_DIR = "exportkit/state"
+STATE_OWNER = "exportkit.model"  # the metadata of a session's file: whose state it is
 WEIGHTS_DIR = "data/weights"
 
 _NAMES = msgspec.json.Decoder(dict[str, list[str]])  # made at import: exportkit.package.manifest says why

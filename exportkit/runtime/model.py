@@ -325,9 +325,9 @@ class Model:
         if not self.weights:
             raise WeightsError(
                 f"{self.manifest.name} has no weights outside its compiled code",
-                hint="To swap weights, export the model without --embed-weights."
-                + " Parameters that are state belong to sessions, which load_state replaces."
-                * bool(self.manifest.state),
+                hint="Parameters that are state belong to sessions, which load_state replaces. "
+                * bool(self.manifest.state)
+                + "To swap weights, export the model without --embed-weights.",
             )
         with self._changing:
             if self._construction is None:

@@ -14,12 +14,13 @@ from exportkit.errors import StateError
 from exportkit.package import core
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import check_writable, temporary_folder, write_whole
+from exportkit.package.consistency import STATE_OWNER
 from exportkit.package.dtypes import SAFETENSORS_DTYPES
 from exportkit.package.manifest import Manifest
 
 Identity = dict[str, str]  # the metadata that says whose state a file is
 
-_MODEL, _STATE = "exportkit.model", "exportkit.state"
+_MODEL, _STATE = STATE_OWNER, "exportkit.state"
 _SAVED = "Give a file that a session's save wrote."
 
 

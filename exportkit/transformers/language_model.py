@@ -49,7 +49,7 @@ def spec(
     With `images` there is `prefill_images(tokens, lengths, features)` as well, which reads features of images in the
     places of their tokens. A package of `vision_spec` makes them.
 
-    With `adapters`, each row has LoRA adapters of its own, which begin as none. `session.load_state(file, partial=True)`
+    With `adapters`, each row has a LoRA adapter of its own, at first none. `session.load_state(file, partial=True)`
     loads PEFT's, and the method `adapt(adapters)` takes tensors, by the names of `session.state` after `adapters.`.
 
     Args:

@@ -227,9 +227,9 @@ def test_an_adapter_without_its_configuration_has_no_scale(package, saved, tmp_p
     file = tmp_path / FILE
     shutil.copy(saved[0] / "small" / FILE, file)
     with exportkit.load(package) as model, model.session(batch=2) as session:
-        with pytest.raises(StateError, match="no adapter_config.json lies beside it"):
+        with pytest.raises(StateError, match=r"no adapter_config\.json lies beside it"):
             session.load_state(file, partial=True)
-        with pytest.raises(StateError, match="does not say which model's state(?s:.*)partial=True"):
+        with pytest.raises(StateError, match=r"does not say which model's state(?s:.*)partial=True"):
             session.load_state(file)
         for row in (-1, 2):
             with pytest.raises(UsageError, match=f"row must be from 0 to 1, got {row}"):

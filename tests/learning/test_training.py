@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 import exportkit
 from exportkit import Method, training
-from exportkit.errors import UsageError, WeightsError
+from exportkit.errors import StateError, UsageError, WeightsError
 from exportkit.export.artifact import export_aoti
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolve import resolve
@@ -213,6 +214,55 @@ def test_steps_by_the_c_interface_have_the_bits_of_those_by_python() -> None:
         assert all(torch.equal(torch.from_numpy(state[name]), tensor) for name, tensor in python.state.items())
         session.close()
         fork.close()
+
+
+def test_a_session_that_sets_a_part_of_its_state_has_that_part_alone(tmp_path: Path) -> None:
+    exportkit_run.require_built()
+    part, wrong = tmp_path / "part.safetensors", tmp_path / "wrong.safetensors"
+    weight = torch.arange(128.0).reshape(16, 8)
+    save_file({"a.weight": weight}, part)
+    save_file({"a.weight": weight, "c.weight": weight.clone()}, wrong)
+    with (
+        exportkit.load(artifact("self-taught")) as model,
+        model.session() as python,
+        c_interface.Library(str(library_path())).open(artifact("self-taught")) as opened,
+    ):
+        session = opened.session()
+        for load_part in (functools.partial(python.load_state, partial=True), session.load_partial_state):
+            with pytest.raises((StateError, c_interface.Refused), match=r"'c\.weight', which is not in the state"):
+                load_part(wrong)
+            assert load_part(part) == ("a.weight",)
+        assert held(session) == weight.nbytes
+        expected = Regression()
+        with torch.no_grad():
+            expected.a.weight.copy_(weight)
+            x, _ = batch(8)
+            torch.testing.assert_close(python.predict(x), expected(x))
+        answer = torch.from_dlpack(session.run("predict", view(x.numpy()))[0])
+        assert torch.equal(answer, python.predict(x))
+
+
+@pytest.mark.process
+def test_what_a_session_learnt_is_what_a_new_package_begins_with(tmp_path: Path) -> None:
+    """It is verified with eager, whose parameters and moments are those of the file."""
+    old, new, saved = artifact("self-taught"), tmp_path / "new.pt2", tmp_path / "learnt.safetensors"
+    x, y = batch(8)
+    with exportkit.load(old) as model, model.session() as session:
+        for seed in range(5):
+            session.step(*batch(8, seed))
+        session.save(saved)
+        learnt = {name: tensor.clone() for name, tensor in session.state.items()}
+        loss = session.step(x, y)
+    name = f"{MODELS}:self_taught"
+    done = run_exportkit("package", old, "--weights", saved, "--model", name, "-o", new)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with exportkit.load(new) as model, model.session() as session:
+        assert all(torch.equal(session.state[name], tensor) for name, tensor in learnt.items())
+        assert torch.equal(session.step(x, y), loss)
+    save_file(learnt, saved, {"exportkit.model": "another", "exportkit.state": "0" * 64})
+    done = run_exportkit("package", old, "--weights", saved, "--model", name, "-o", new)
+    assert done.returncode != 0
+    assert "has the state of the model 'another'" in done.stderr
 
 
 def test_parameters_that_are_state_are_no_weights_to_swap() -> None:

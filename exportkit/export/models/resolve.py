@@ -19,6 +19,7 @@ from exportkit.export.models.option_parsing import check_dtype, parse_input_text
 from exportkit.export.models.resolved import EagerModel, ResolvedModel
 from exportkit.export.models.source_lines import users_code
 from exportkit.libraries import LoadedLibrary, load_library
+from exportkit.package.consistency import STATE_OWNER
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.manifest import Library
 from exportkit.package.trust import Trust
@@ -255,22 +256,28 @@ def parse_dtype(name: str) -> torch.dtype:
 def _load_weights(spec: ExportSpec, path: Path) -> None:
     """Fills every parameter and buffer from a safetensors file, which may lack what is declared as state.
 
+    The file of a session's state has nothing else.
+
     safetensors' load_model cannot do this, because it refuses tensors that are not contiguous.
     """
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
     if not path.is_file():
         raise WeightsError(f"there is no weights file {path}")
     try:
         given = load_file(path)
+        with safe_open(path, framework="pt") as file:
+            of_a_session = STATE_OWNER in (file.metadata() or {})
     except SafetensorError as error:
         raise WeightsError(f"{path} is not a safetensors file: {error}", hint=to_safetensors(path)) from error
     model = spec.model
     state = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
     filled = {id(state[name]) for name in given if name in state}  # one name of a tied tensor is enough
     faults = {
-        "missing": [n for n, t in state.items() if id(t) not in filled and not matches(n, spec.state)],
+        "missing": [
+            n for n, t in state.items() if id(t) not in filled and not matches(n, spec.state) and not of_a_session
+        ],
         "not in the model": [name for name in given if name not in state],
         "wrong shape": [
             f"{n} is {_form(t)}, not {_form(state[n])}"

@@ -98,12 +98,13 @@ def state_sha256(model: torch.nn.Module, state: Iterable[str] = (), copies: Host
 
     Args:
         model: The model.
-        state: Patterns of the buffers to leave out, which are no weights: a spec's `state`.
+        state: Patterns of what to leave out, which is no weight: a spec's `state`.
         copies: Keeps the copies on the host, if they are needed again.
     """
     patterns = tuple(state)
     tensors = model.state_dict(keep_vars=True)
-    tied = {id(t) for n, t in model.named_buffers(remove_duplicate=False) if matches(n, patterns)}
+    tied = {id(t) for n, t in tensors.items() if matches(n, patterns)}
+    tied |= {id(t) for n, t in model.named_buffers(remove_duplicate=False) if matches(n, patterns)}
     plain = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor) and id(t) not in tied}
     return digest_of_state(plain, copies)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
+
+from exportkit.package.consistency import STATE_DIR
 
 
 def elements(tensor: torch.Tensor) -> memoryview:
@@ -13,6 +16,14 @@ def elements(tensor: torch.Tensor) -> memoryview:
         return memoryview(b"")
     flat = tensor.detach().cpu().as_strided((tensor.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data
+
+
+def initial_record(tensor: torch.Tensor) -> tuple[str | None, memoryview]:
+    """Returns the record of what a state begins with, and its content. None: zeros, which have no record."""
+    content = elements(tensor)
+    if not len(content) or not torch.frombuffer(content, dtype=torch.uint8).any():
+        return None, content
+    return f"{STATE_DIR}/{hashlib.sha256(content).hexdigest()}", content
 
 
 class HostCopies:

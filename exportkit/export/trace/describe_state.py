@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from exportkit.errors import UsageError
 from exportkit.export.record.cases import check_packable
-from exportkit.export.record.host_copies import elements
+from exportkit.export.record.host_copies import initial_record
 from exportkit.export.record.state_buffers import StateBuffer
 from exportkit.export.record.tolerances import output_tolerances
 from exportkit.export.trace.traced import TracedMethod
 from exportkit.package.archive import Content
-from exportkit.package.consistency import STATE_DIR
 from exportkit.package.manifest import ANY_VALUE, OutputTolerance, Size, StateTensor
 
 
@@ -44,10 +42,8 @@ def describe_state(
         _check_written(buffer, index, methods)
         _check_dimension(buffer, users)
         check_packable(f"state {buffer.name}", buffer.initial.dtype)
-        content = elements(buffer.initial)
-        record = None
-        if len(content) and torch.frombuffer(content, dtype=torch.uint8).any():
-            record = f"{STATE_DIR}/{hashlib.sha256(content).hexdigest()}"
+        record, content = initial_record(buffer.initial)
+        if record is not None:
             records[record] = content
         shape: list[int | Size] = list(buffer.initial.shape)
         if buffer.dimension is not None:

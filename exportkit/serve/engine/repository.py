@@ -347,7 +347,9 @@ class Repository:
             limits = self._options.sequences
             # Of the time in which the server has to end, others need a part.
             finish = min(limits.finish_seconds, self._options.drain_seconds / 2)
-            self._sequences[name] = ServedSequences(name, replace(limits, finish_seconds=finish), self._options.adapters)
+            self._sequences[name] = ServedSequences(
+                name, replace(limits, finish_seconds=finish), self._options.adapters
+            )
         return self._sequences[name]
 
     def _taken(self, entry: _Entry, names: Sequence[str]) -> str | None:
