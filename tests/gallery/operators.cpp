@@ -12,23 +12,14 @@ static Tensor first_rows(const Tensor& x) {
   return torch::stable::clone(torch::stable::narrow(const_cast<Tensor&>(x), 0, 0, x.size(0) < 6 ? x.size(0) : 6));
 }
 
-static int64_t rows(const Tensor& x) { return x.size(0); }
-
 // A composite kernel: torch.export traces through it, and in C++ the size is a number, the example's.
 static Tensor zeros_like_rows(const Tensor& x) { return torch::stable::new_zeros(x, {x.size(0), 3}); }
 
-static Tensor twice(const Tensor& x, int64_t times) { return torch::stable::clone(x); }
-
 STABLE_TORCH_LIBRARY(exportkit_gallery, m) {
   m.def("without_fake(Tensor x) -> Tensor");
-  m.def("wrong_fake(Tensor x) -> Tensor");
   m.def("wrong_signature(Tensor x) -> Tensor");
-  m.def("wrong_dtype(Tensor x) -> Tensor");
   m.def("wrong_beyond(Tensor x) -> Tensor");
   m.def("without_kernel(Tensor x) -> Tensor");
-  m.def("number(Tensor x) -> int");
-  m.def("overloaded(Tensor x) -> Tensor");
-  m.def("overloaded.twice(Tensor x, int times) -> Tensor");
   m.def("good(Tensor x) -> Tensor");
   m.def("copied(Tensor x) -> Tensor");
   m.def("composite(Tensor x) -> Tensor");
@@ -36,13 +27,8 @@ STABLE_TORCH_LIBRARY(exportkit_gallery, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(exportkit_gallery, CPU, m) {
   m.impl("without_fake", TORCH_BOX(&same));
-  m.impl("wrong_fake", TORCH_BOX(&same));
   m.impl("wrong_signature", TORCH_BOX(&same));
-  m.impl("wrong_dtype", TORCH_BOX(&same));
   m.impl("wrong_beyond", TORCH_BOX(&first_rows));
-  m.impl("number", TORCH_BOX(&rows));
-  m.impl("overloaded", TORCH_BOX(&same));
-  m.impl("overloaded.twice", TORCH_BOX(&twice));
   m.impl("good", TORCH_BOX(&same));
   m.impl("copied", TORCH_BOX(&same));
 }

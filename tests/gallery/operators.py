@@ -8,28 +8,18 @@ ops = torch.ops.exportkit_gallery
 
 for _name, _fake in {
     "good": torch.empty_like,
-    "wrong_fake": lambda x: x.new_empty(x.shape[0] + 1, *x.shape[1:]),
-    "wrong_dtype": lambda x: torch.empty_like(x, dtype=torch.float64),
     "wrong_signature": lambda: torch.empty(()),
     "wrong_beyond": torch.empty_like,
     "without_kernel": torch.empty_like,
-    "overloaded": torch.empty_like,
+    "copied": torch.empty_like,
 }.items():
     torch.library.register_fake(f"exportkit_gallery::{_name}", _fake)
-
-
-torch.library.register_fake("exportkit_gallery::copied")(torch.empty_like)
 
 _OUT = torch.library.Library("exportkit_gallery", "FRAGMENT")
 _OUT.define(
     "copied.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)",
     tags=(torch.Tag.out,) if hasattr(torch.Tag, "out") else (),  # torch 2.13 has it
 )
-
-
-@torch.library.register_fake("exportkit_gallery::number")
-def _number(x: Tensor) -> int:
-    return x.shape[0]
 
 
 @torch.library.custom_op("exportkit_gallery_python::twice", mutates_args=())
@@ -68,15 +58,6 @@ class WithoutFake(nn.Module):
         return ops.without_fake(x)
 
 
-class WrongFake(nn.Module):
-    """A fake kernel that says a row too many."""
-
-    says = "it says [5, 3], the kernel returned [4, 3]"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.wrong_fake(x)
-
-
 class WrongSignature(nn.Module):
     """A fake kernel that takes other arguments (pytorch#181851)."""
 
@@ -84,15 +65,6 @@ class WrongSignature(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.wrong_signature(x)
-
-
-class WrongDtype(nn.Module):
-    """A fake kernel that says another dtype."""
-
-    says = "it says torch.float64, the kernel returned torch.float32"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.wrong_dtype(x)
 
 
 class WrongBeyond(nn.Module):
@@ -122,25 +94,6 @@ class WithoutKernel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.without_kernel(x)
-
-
-class Number(nn.Module):
-    """An operator that returns a Python number, which becomes a constant."""
-
-    says = "returns int, of which torch.export makes a constant"
-    dynamic = ("x:0=batch[2:8]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * ops.number(x)
-
-
-class OverloadWithoutFake(nn.Module):
-    """An overload without a fake kernel, where the operator has one."""
-
-    says = "no fake kernel, so torch.export cannot know"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.overloaded.twice(x, 2)
 
 
 class InPython(nn.Module):

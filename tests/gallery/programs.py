@@ -1,8 +1,6 @@
 """Modules that do what a traced program cannot: NumPy, state, randomness, Python's own means."""
 
-import collections
 import sys
-import time
 from functools import lru_cache
 
 import numpy as np
@@ -31,16 +29,6 @@ class Numpy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.from_numpy(np.sqrt(x.numpy()))
-
-
-class NumpyOfSizes(nn.Module):
-    """NumPy that computes with sizes."""
-
-    says = "needs 3*x:0 == 12"
-    dynamic = ("x:0=batch[2:8]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x / float(np.prod(x.shape))
 
 
 class Prints(nn.Module):
@@ -75,15 +63,6 @@ class RaisesAtOtherSizes(nn.Module):
         return x + 1
 
 
-class Recursion(nn.Module):
-    """A recursion without an end."""
-
-    says = "RecursionError"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward(x + 1)
-
-
 class Exits(nn.Module):
     """A forward that ends the process."""
 
@@ -91,15 +70,6 @@ class Exits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         sys.exit("no licence")
-
-
-class OnTheGpu(nn.Module):
-    """A device in the code."""
-
-    says = 'x.to("cuda:7")'
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.to("cuda:7") + 1
 
 
 class Counter(nn.Module):
@@ -140,22 +110,6 @@ class WritesInput(nn.Module):
         return x.mul_(2) + 1
 
 
-class TrainedStatistics(nn.Module):
-    """Batch norm in training mode, which writes its statistics."""
-
-    says = "the model changes its buffers mean, var"
-    mean: Tensor
-    var: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(3))
-        self.register_buffer("var", torch.ones(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.batch_norm(x, self.mean, self.var, training=True)
-
-
 class Noise(nn.Module):
     """Random noise."""
 
@@ -163,24 +117,6 @@ class Noise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.randn_like(x)
-
-
-class Dropout(nn.Module):
-    """Dropout that stays on."""
-
-    says = "draws random numbers"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(x, 0.5, training=True)
-
-
-class Clock(nn.Module):
-    """The time of day."""
-
-    says = "does not repeat itself"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + time.time() % 1000
 
 
 class Vmapped(nn.Module):
@@ -235,33 +171,6 @@ class SparseInside(nn.Module):
         return torch.sparse.mm(x.relu().to_sparse(), x.T)
 
 
-class SparseMade(nn.Module):
-    """A sparse matrix that is made of buffers in forward (torch-harmonics#73)."""
-
-    says = "cannot trace this use of sparse tensors"
-    dynamic = ("x:1=columns[1:8]",)
-    places: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("places", torch.tensor([[0, 1, 1], [3, 0, 2]]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sparse.mm(torch.sparse_coo_tensor(self.places, torch.ones(3), size=(2, 4)).coalesce(), x)
-
-
-class Hooked(nn.Module):
-    """A forward hook that changes the answer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = nn.Linear(3, 3)
-        self.part.register_forward_hook(lambda module, args, result: result * 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.part(x)
-
-
 class Cached(nn.Module):
     """A function that remembers its answers."""
 
@@ -274,17 +183,6 @@ class Cached(nn.Module):
 @lru_cache
 def _ramp(size: int) -> Tensor:
     return torch.arange(size).float()
-
-
-class Ordered(nn.Module):
-    """Parameters kept in Python's containers, not in the module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = collections.OrderedDict(first=torch.rand(3), second=torch.rand(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.parts["first"] + self.parts["second"]
 
 
 class QuantizedLinear(nn.Module):

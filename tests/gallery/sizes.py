@@ -1,7 +1,5 @@
 """Modules whose sizes make trouble."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
@@ -18,16 +16,6 @@ class ViewOfTheExample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.view(4, 2, 3) + 1
-
-
-class ConstantRows(nn.Module):
-    """A sum with a constant of the example's size (pytorch#151356)."""
-
-    says = "needs x:0 == 4"
-    dynamic = ("x:0=batch[1:8]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.ones(4, 3)
 
 
 class ExampleOfOne(nn.Module):
@@ -52,28 +40,6 @@ class ExampleAtTheEnd(nn.Module):
         return x.view(x.shape[0], 2, 3).softmax(-1)
 
 
-class TwoNames(nn.Module):
-    """Two names for sizes that must be equal (pytorch#126127)."""
-
-    says = "Write --dynamic 'y:0=a[1:8]'"
-    inputs = ("x=float32[4,3]", "y=float32[4,3]")
-    dynamic = ("x:0=a[1:8]", "y:0=b[1:8]")
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + y
-
-
-class Square(nn.Module):
-    """A product that only square images allow."""
-
-    says = "Write --dynamic 'x:2=h[4:16]'"
-    inputs = ("x=float32[2,8,8]",)
-    dynamic = ("x:1=h[4:16]", "x:2=w[4:16]")
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ x
-
-
 class Patches(nn.Module):
     """A size that must be a multiple (pytorch#140011)."""
 
@@ -84,18 +50,6 @@ class Patches(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         b, h, _ = image.shape
         return image.reshape(b, h // 16, 16, 8).sum(2)
-
-
-class PairsOfRows(nn.Module):
-    """A size with a factor that is too small, which torch.export takes (pytorch#141115)."""
-
-    says = "Write --dynamic 'image:1=16*h[2:8]'"
-    inputs = ("image=float32[2,64,8]",)
-    dynamic = ("image:1=2*h[16:64]",)
-
-    def forward(self, image: Tensor) -> Tensor:
-        b, h, w = image.shape
-        return image.view(b, h // 16, 16, w).mean(2)
 
 
 class Downsampled(nn.Module):
@@ -114,27 +68,6 @@ class Downsampled(nn.Module):
         return x + self.up(self.up(self.down(self.down(x))))
 
 
-class BranchOnSize(nn.Module):
-    """A branch on a size."""
-
-    says = "Write --dynamic 'x:0=batch[1:5]'"
-    dynamic = ("x:0=batch[1:8]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if x.shape[0] > 5 else x
-
-
-class DiscreteSizes(nn.Module):
-    """Sizes of a list (pytorch#139307)."""
-
-    says = "needs x:0 == 8"
-    inputs = ("x=float32[8,3]",)
-    dynamic = ("x:0=batch[4:16]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if x.shape[0] in (4, 8, 16) else x
-
-
 class OffByOne(nn.Module):
     """A slice whose result may be of one row (pytorch#126127)."""
 
@@ -143,19 +76,6 @@ class OffByOne(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x[1:].contiguous() * 2
-
-
-class LoopOverRows(nn.Module):
-    """A Python loop over a dynamic size (executorch#1379)."""
-
-    says = "`for row in x:` needs x:0 == 4"
-    dynamic = ("x:0=batch[1:8]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        total = torch.zeros(3)
-        for row in x:
-            total = total + row
-        return total
 
 
 class Positions(nn.Module):
@@ -216,16 +136,6 @@ class RememberedRows(nn.Module):
         return x + self.table[: x.shape[0]]
 
 
-class RootOfASize(nn.Module):
-    """Python's square root of a size."""
-
-    says = "`return x / math.sqrt(x.shape[0])` needs x:0 == 4"
-    dynamic = ("x:0=batch[2:8]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x / math.sqrt(x.shape[0])
-
-
 class AdaptivePool(nn.Module):
     """Adaptive pooling of images of any size."""
 
@@ -238,30 +148,6 @@ class AdaptivePool(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         return self.pool(image)
-
-
-class Upsampled(nn.Module):
-    """Upsampling by a factor."""
-
-    inputs = ("image=float32[2,3,8,6]",)
-    dynamic = ("image:2=h[4:16]", "image:3=w[4:16]")
-
-    def forward(self, image: Tensor) -> Tensor:
-        return nn.functional.interpolate(image, scale_factor=2.0, mode="bilinear")
-
-
-class Recurrent(nn.Module):
-    """An LSTM over sequences of any length."""
-
-    inputs = ("x=float32[2,5,3]",)
-    dynamic = ("x:1=length[2:16]",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.LSTM(3, 4, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.cell(x)[0]
 
 
 class GroupedKeys(nn.Module):

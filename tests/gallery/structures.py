@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,23 +17,11 @@ class Boxes:
     right: Tensor
 
 
-class Pair(NamedTuple):
-    total: Tensor
-    mean: Tensor
-
-
 class DataclassReturned(nn.Module):
     """A dataclass as an output."""
 
     def forward(self, x: Tensor) -> Boxes:
         return Boxes(x, x + 1)
-
-
-class NamedTupleReturned(nn.Module):
-    """A named tuple as an output."""
-
-    def forward(self, x: Tensor) -> Pair:
-        return Pair(x.sum(), x.mean())
 
 
 class NumberedDict(nn.Module):
@@ -158,22 +146,6 @@ class Options(nn.Module):
     @classmethod
     def make(cls) -> ExportSpec:
         return ExportSpec(model=cls(), example_inputs=(torch.rand(4, 3), {"scale": object()}))
-
-
-class Tied(nn.Module):
-    """Two names for one weight."""
-
-    inputs = ("ids=int64[2,4]",)
-    dynamic = ("ids:1=length[2:16]",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(10, 4)
-        self.head = nn.Linear(4, 10, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.embedding(ids))
 
 
 class Channels(nn.Module):

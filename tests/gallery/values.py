@@ -2,8 +2,6 @@
 
 import torch
 from torch import Tensor, nn
-from torch._higher_order_ops.scan import scan
-from torch._higher_order_ops.while_loop import while_loop
 
 
 class BranchOnValue(nn.Module):
@@ -15,48 +13,6 @@ class BranchOnValue(nn.Module):
         if x.sum() > 0:
             return x + 1
         return x
-
-
-class BranchOnOffset(nn.Module):
-    """A branch on the last offset (pytorch#145443)."""
-
-    says = "`if offsets[-1] > len(x):`"
-    inputs = ("x=float32[4,3]", "offsets=int64[3]")
-
-    def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
-        if offsets[-1] > len(x):
-            raise ValueError("the offsets do not fit")
-        return x + offsets.sum()
-
-
-class LoopOnValue(nn.Module):
-    """A Python loop until a value is small."""
-
-    says = "`while x.max() > 0.5:`"
-
-    def forward(self, x: Tensor) -> Tensor:
-        while x.max() > 0.5:
-            x = x / 2
-        return x
-
-
-class AssertOnValue(nn.Module):
-    """An assertion on a value."""
-
-    says = "`assert x.min() >= 0`"
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert x.min() >= 0
-        return x.sqrt()
-
-
-class ItemBranch(nn.Module):
-    """A branch on a number that was read from a tensor."""
-
-    says = "the model needs a number from a tensor as Python's own number"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.new_zeros(3) if int(x.sum().item()) > 2 else x[0]
 
 
 class ItemScale(nn.Module):
@@ -76,15 +32,6 @@ class ItemSize(nn.Module):
         return x.new_zeros(int(n.item())).sum() + x
 
 
-class ItemSlice(nn.Module):
-    """A slice whose end was read from a tensor."""
-
-    inputs = ("x=float32[4,3]", "n=int64[]")
-
-    def forward(self, x: Tensor, n: Tensor) -> Tensor:
-        return x[: n.item()].sum(0)
-
-
 class ListLoop(nn.Module):
     """A loop over a tensor's values."""
 
@@ -102,13 +49,6 @@ class SplitByValues(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         first, second = x.split((lengths * 0 + 1).tolist())
         return first - second
-
-
-class MaskedReturned(nn.Module):
-    """An output whose size depends on values."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[x > 0.5] * 2
 
 
 class MaskedScatter(nn.Module):
@@ -139,13 +79,6 @@ class Repeated(nn.Module):
         return x.repeat_interleave(times + 1, dim=0).sum(0)
 
 
-class Cond(nn.Module):
-    """A branch on a value by torch.cond."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
-
-
 class Checked(nn.Module):
     """A size that was read from a tensor, without int() and with its range."""
 
@@ -156,20 +89,6 @@ class Checked(nn.Module):
         torch._check(rows >= 0)
         torch._check(rows <= 4)
         return torch.narrow(x, 0, 0, rows).sum(0)
-
-
-class WhileLoop(nn.Module):
-    """A loop on a value by torch's own operator."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return while_loop(lambda x: x.max() > 0.5, lambda x: (x / 2,), (x,))[0]
-
-
-class Scan(nn.Module):
-    """A running sum by torch's own operator."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return scan(lambda total, row: (total + row, total + row), torch.zeros(3), x)[1]
 
 
 class ImagesOfManySizes(nn.Module):
