@@ -1,28 +1,7 @@
-"""Modules that compute with numbers at their limits: signs, halves, overflows, NaN, infinities."""
+"""Modules that compute with numbers at their limits: signs, powers, complex numbers."""
 
 import torch
 from torch import Tensor, nn
-
-
-class IntegerTimesConstant(nn.Module):
-    """Integers times a Python number (norse#447)."""
-
-    inputs = ("x=int64[4,3]",)
-    dynamic = ("x:0=rows[1:8]",)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.ops.aten.mul.Scalar(x, 3), torch.ops.aten.mul.Scalar(x, 2.5)
-
-
-class RemainderOfFloats(nn.Module):
-    """The quotient and remainder of negative floats (onnxscript#989)."""
-
-    inputs = ("x=float32[4,6]",)
-    dynamic = ("x:0=rows[1:8]",)
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        y = (x * 8).round() / 4
-        return [f(y, by) for by in (0.75, -2.5) for f in (torch.remainder, torch.fmod, torch.floor_divide)]
 
 
 class NegativeUnsigned(nn.Module):
@@ -69,18 +48,6 @@ class Complex(nn.Module):
         z = torch.view_as_complex(x)
         turned = torch.view_as_real(torch.polar(x[..., 0].abs(), x[..., 1]))
         return torch.view_as_real(z * z.conj() + 1), z.abs(), turned
-
-
-class ComplexExponential(nn.Module):
-    """A function of complex numbers that torch.onnx does not know (pytorch#126972)."""
-
-    exit_code = 5
-    says = "torch.onnx does not translate aten.exp.default"
-    inputs = ("x=float32[4,3]",)
-    dynamic = ("x:0=rows[1:8]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.complex(x, x).exp().imag
 
 
 class ComplexResult(nn.Module):

@@ -1,8 +1,7 @@
-"""Modules that are made of layers: attention, images, recurrences, branches."""
+"""Modules that are made of layers: attention, images, branches, gradients."""
 
 import torch
 from torch import Tensor, nn
-from torch._higher_order_ops.scan import scan
 from torch.nn import functional
 
 
@@ -15,19 +14,6 @@ class Attention(nn.Module):
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         grouped = functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
         return grouped, functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-
-
-class AttentionToNothing(nn.Module):
-    """Rows of attention that see nothing: torch answers 0 (pytorch#159973)."""
-
-    inputs = ("q=float32[2,2,5,4]", "mask=bool[5,5]")
-    dynamic = ("q:2=length[1:8]", "mask:0=length", "mask:1=length")
-
-    def forward(self, q: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        mask = mask & (torch.arange(mask.shape[0]) > 0)[:, None]
-        numbers = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
-        answers = [functional.scaled_dot_product_attention(q, q, q, attn_mask=some) for some in (mask, numbers)]
-        return answers[0], answers[1]
 
 
 class Antialiased(nn.Module):
@@ -72,20 +58,6 @@ class EmptyNormalised(nn.Module):
         return functional.group_norm(chosen, 2), functional.layer_norm(chosen, (5,))
 
 
-class Recurrent(nn.Module):
-    """A recurrent layer in both directions (pytorch#147854)."""
-
-    inputs = ("x=float32[2,5,4]",)
-    dynamic = ("x:0=batch[1:8]",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.LSTM(4, 3, batch_first=True, bidirectional=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)[0]
-
-
 class Branch(nn.Module):
     """A branch on a value by torch.cond."""
 
@@ -94,18 +66,6 @@ class Branch(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
-
-
-class Bfloat16(nn.Module):
-    """A dtype that ONNX Runtime computes little with."""
-
-    exit_code = 5
-    says = "ONNX Runtime has no CPU kernel for Mul of bfloat16"
-    inputs = ("x=bfloat16[4,3]",)
-    dynamic = ("x:0=rows[1:8]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2
 
 
 class PooledToSize(nn.Module):
@@ -118,17 +78,6 @@ class PooledToSize(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         return functional.adaptive_avg_pool2d(image, (3, 5))
-
-
-class Inverse(nn.Module):
-    """The inverse of a matrix."""
-
-    exit_code = 5
-    says = "torch.onnx does not translate aten.linalg_inv_ex.default"
-    inputs = ("x=float32[3,3]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.linalg.inv(x)
 
 
 class OneToken(nn.Module):
@@ -159,12 +108,3 @@ class Forces(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x.detach().requires_grad_()
         return -torch.autograd.grad(self.net(y).sum(), y)[0]
-
-
-class RunningSum(nn.Module):
-    """A running sum by torch's own scan."""
-
-    inputs = ("x=float32[4,3]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return scan(lambda total, row: (total + row, total + row), torch.zeros(3), x)[1]

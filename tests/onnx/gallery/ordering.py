@@ -16,30 +16,6 @@ class RunningMaximum(nn.Module):
         return x.cummax(0)[0]
 
 
-class Median(nn.Module):
-    """The median, which torch.onnx does not know."""
-
-    exit_code = 5
-    says = "torch.onnx does not translate aten.median.dim"
-    inputs = ("x=float32[4,3]",)
-    dynamic = ("x:0=rows[1:8]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.median(1)[0]
-
-
-class Bucket(nn.Module):
-    """Positions in a sorted list."""
-
-    exit_code = 5
-    says = "torch.onnx does not translate aten.searchsorted.Tensor"
-    inputs = ("x=float32[4,3]",)
-    dynamic = ("x:0=rows[1:8]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.searchsorted(torch.tensor([-1.0, 0.0, 1.0]), x, right=True)
-
-
 class Unique(nn.Module):
     """Values without repetition, whose number depends on values."""
 
