@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,12 +32,20 @@ for name in ("libother.so", "libtoy_cpu.so"):
 """
 
 
-@pytest.fixture
-def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What `export` writes for MODEL `toy:spec`. The module `toy` loads its operator's library, and another one."""
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the library of toy::twice, and another one."""
+    folder = tmp_path_factory.mktemp("libraries")
     defining = '{ define("toy", "twice(Tensor x) -> Tensor"); kernel("toy", "CPU"); }'
-    build(tmp_path, PRELUDE + f"__attribute__((constructor)) static void start(void) {defining}")
-    operator_library(tmp_path, "twice(Tensor x) -> Tensor", namespace="other", name="libother.so")
+    build(folder, PRELUDE + f"__attribute__((constructor)) static void start(void) {defining}")
+    operator_library(folder, "twice(Tensor x) -> Tensor", namespace="other", name="libother.so")
+    return folder
+
+
+@pytest.fixture
+def artifact(libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What `export` writes for MODEL `toy:spec`. The module `toy` loads its operator's library, and another one."""
+    shutil.copytree(libraries, tmp_path, dirs_exist_ok=True)
     (tmp_path / "toy.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     records = {name: content for name, content in samples.RECORDS.items() if name != samples.LIBRARY}
