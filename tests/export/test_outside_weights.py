@@ -118,6 +118,7 @@ class Codebook(torch.nn.Module):
         return functional.embedding(distances.argmin(-1), self._table), distances
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_constant_that_is_used_twice_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Codebook(), torch.rand(3, 16)

@@ -196,6 +196,7 @@ def test_a_program_may_refuse_a_layout_which_eager_refuses_too() -> None:
     assert len(report.checks) == 4
 
 
+@pytest.mark.slow
 def test_eager_refuses_such_pairs_from_an_odd_element_on_and_the_package_copies() -> None:
     x, angles = torch.randn(2, 5, 8), torch.randn(5, 4)
     odd = laid_out(x, "from the second element")
