@@ -25,6 +25,7 @@ from tests.runtime import tiny
 from tests.subprocesses import ROOT, output_of
 
 PYTHONS = [path for path in os.environ.get("EXPORTKIT_TORCH_PYTHONS", "").split(os.pathsep) if path]
+pytestmark = pytest.mark.skipif(not PYTHONS, reason="EXPORTKIT_TORCH_PYTHONS names no interpreter with another torch")
 GOLDEN = ROOT / "tests" / "golden" / "format-1-cpu.pt2"
 MINOR = ".".join(torch.__version__.split(".")[:2])
 
@@ -70,10 +71,8 @@ class Other(NamedTuple):
         return json.loads(said.splitlines()[-1])
 
 
-@pytest.fixture(scope="module", params=PYTHONS or [None])
+@pytest.fixture(scope="module", params=PYTHONS)
 def other(request: pytest.FixtureRequest) -> Other:
-    if request.param is None:
-        pytest.skip("EXPORTKIT_TORCH_PYTHONS names no interpreter with another torch")
     version = output_of(request.param, "-c", "import torch; print(torch.__version__)")
     return Other(request.param, version.strip())
 
