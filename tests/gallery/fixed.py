@@ -2,24 +2,6 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-
-
-class PaddingFromBuffers(nn.Module):
-    """How much to pad, from a buffer, as Encodec has it."""
-
-    inputs = ("x=float32[2,1,100]",)
-    dynamic = ("x:0=batch[1:4]", "x:2=length[20:400]")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("total", torch.tensor(5), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        left = self.total - self.total // 2
-        if left > 0:
-            x = functional.pad(x, (int(left), int(self.total // 2)))
-        return x.unfold(-1, 7, 2).sum(-1)
 
 
 class GridInBuffer(nn.Module):
@@ -91,22 +73,6 @@ class WrittenConstant(nn.Module):
         return x.repeat(1, int(sizes[0])) if torch.equal(sizes, torch.tensor([4, 1])) else x
 
 
-class KnownMask(nn.Module):
-    """Columns that a buffer chooses and repeats."""
-
-    inputs = ("x=float32[4,4]",)
-    dynamic = ("x:0=batch[1:8]",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("keep", torch.tensor([True, False, True, True]), persistent=False)
-        self.register_buffer("times", torch.tensor([2, 1, 3]), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept = x[:, self.keep].reshape(-1, 3)
-        return kept.repeat_interleave(self.times, dim=1).reshape(-1, 2, 3) + torch.unique(self.times)
-
-
 class PlainAttributes(nn.Module):
     """Sizes and a switch in tensors that are no buffers."""
 
@@ -122,21 +88,6 @@ class PlainAttributes(nn.Module):
         if self.scale > 0.25:
             x = x * self.scale
         return x.unflatten(1, self.shape.tolist())
-
-
-class TensorOfSizes(nn.Module):
-    """Levels of features, whose sizes go through a tensor, as deformable attention has them."""
-
-    inputs = ("image=float32[2,3,16,24]",)
-    dynamic = ("image:0=batch[1:4]", "image:2=4*h[1:8]", "image:3=4*w[1:8]")
-
-    def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        levels = [functional.avg_pool2d(image, 2), functional.avg_pool2d(image, 4)]
-        shapes = torch.as_tensor([level.shape[-2:] for level in levels], dtype=torch.long, device=image.device)
-        start = torch.cat((shapes.new_zeros((1,)), shapes.prod(1).cumsum(0)[:-1]))
-        parts = torch.cat([level.flatten(2) for level in levels], 2).split(shapes.prod(1).tolist(), 2)
-        x = torch.linspace(0.5, shapes[0, 1] - 0.5, levels[0].shape[-1])
-        return parts[1].unflatten(2, shapes[1].tolist()) + len(image), start, x
 
 
 class SizesWrittenIntoTensor(nn.Module):

@@ -55,23 +55,6 @@ class InverseInALoop(nn.Module):
         return while_loop(lambda value, at: at < turns % 4, body, (x.clone(), torch.zeros_like(turns)))[0]
 
 
-class Derivatives(nn.Module):
-    """Hessians and Jacobians of rows, a product with a Jacobian from each side."""
-
-    inputs = ("x=float32[5,3]",)
-    dynamic = ("x:0=rows[1:64]",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 2))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        hessians = torch.vmap(torch.func.hessian(lambda row: self.net(row).sum()))(x)
-        jacobians = torch.vmap(torch.func.jacrev(self.net))(x)
-        y, back = torch.func.vjp(self.net, x)
-        return hessians, jacobians, back(torch.ones_like(y))[0], torch.func.jvp(self.net, (x,), (x,))[1]
-
-
 class StateSpaceScan(nn.Module):
     """scan with two carries, one result twice, and weights that are views of one (executorch#8769, pytorch#153437)."""
 

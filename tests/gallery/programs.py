@@ -50,19 +50,6 @@ class Raises(nn.Module):
         return x
 
 
-class RaisesAtOtherSizes(nn.Module):
-    """A check of the model's own that the range does not pass."""
-
-    says = "Write --dynamic 'x:0=4*batch[1:4]'"
-    inputs = ("x=float32[8,3]",)
-    dynamic = ("x:0=batch[4:16]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.shape[0] % 4:
-            raise ValueError("the batch must be a multiple of 4")
-        return x + 1
-
-
 class Exits(nn.Module):
     """A forward that ends the process."""
 
@@ -135,17 +122,6 @@ class Compiled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.part = torch.compile(nn.Linear(3, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.part(x)
-
-
-class Scripted(nn.Module):
-    """A part in TorchScript."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = torch.jit.trace(nn.Linear(3, 3), torch.rand(4, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.part(x)

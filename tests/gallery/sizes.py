@@ -94,16 +94,6 @@ class Positions(nn.Module):
         return self.table[: ids.shape[1]] + ids[..., None]
 
 
-class SizeReturned(nn.Module):
-    """A size as an output."""
-
-    says = "output 1 of 2 is a number that varies from call to call"
-    dynamic = ("x:0=batch[1:8]",)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, int]:
-        return x + 1, x.shape[0]
-
-
 class SizeRemembered(nn.Module):
     """The first call's size, kept by Python code (ao#3824)."""
 
@@ -176,23 +166,6 @@ class GroupedKeys(nn.Module):
         mask = torch.ones(t, length, dtype=torch.bool).tril(length - t)
         y = nn.functional.scaled_dot_product_attention(q, spread, values.repeat_interleave(2, 1), attn_mask=mask)
         return y.transpose(1, 2).reshape(b, t, -1), keys, values
-
-
-class PackedProjections(nn.Module):
-    """A packed LSTM of two directions with projections, whose lengths are not sorted."""
-
-    inputs = ("x=float32[3,7,6]", "lengths=int64[3]")
-    dynamic = ("x:0=batch[1:8]", "lengths:0=batch[1:8]", "x:1=time[2:64]")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = nn.LSTM(6, 8, 2, proj_size=3, bidirectional=True, batch_first=True)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        lengths = lengths.remainder(x.shape[1]).abs() + 1
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        answers, (hidden, _) = self.rnn(packed)
-        return nn.utils.rnn.pad_packed_sequence(answers, batch_first=True, total_length=x.shape[1])[0], hidden
 
 
 class TorchSizes(nn.Module):

@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from exportkit import ExportSpec
-
-
-@dataclasses.dataclass
-class Boxes:
-    left: Tensor
-    right: Tensor
-
-
-class DataclassReturned(nn.Module):
-    """A dataclass as an output."""
-
-    def forward(self, x: Tensor) -> Boxes:
-        return Boxes(x, x + 1)
 
 
 class NumberedDict(nn.Module):
@@ -132,20 +116,6 @@ class Ünïcode(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 1
-
-
-class Options(nn.Module):
-    """A configuration object as an input."""
-
-    exit_code = 2
-    says = "which a package cannot describe"
-
-    def forward(self, x: Tensor, options: Any) -> Tensor:
-        return x * options["scale"]
-
-    @classmethod
-    def make(cls) -> ExportSpec:
-        return ExportSpec(model=cls(), example_inputs=(torch.rand(4, 3), {"scale": object()}))
 
 
 class Channels(nn.Module):
