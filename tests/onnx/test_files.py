@@ -250,12 +250,6 @@ def test_a_file_that_is_another_one_is_named_with_what_to_do(
     assert caught.value.exit_code == 3
 
 
-def test_a_model_without_its_sidecar_is_refused_and_what_is_missing_is_named(model: Path) -> None:
-    sidecar_path(model).unlink()
-    with pytest.raises(OnnxFileError, match=r"model\.onnx has no model\.onnx\.exportkit beside it"):
-        open_onnx(model)
-
-
 def test_another_package_under_the_name_of_a_sidecar_is_refused(model: Path) -> None:
     write_package(sidecar_path(model), samples.manifest(), samples.RECORDS)
     with pytest.raises(OnnxFileError, match="describes no ONNX model"):

@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import exportkit
 from exportkit.errors import (
-    NotAnArchiveError,
     SignatureError,
     SignatureMissingError,
     UsageError,
@@ -293,10 +292,3 @@ def test_c_refuses_what_is_no_package(c_library, tiny_package, tmp_path):
     os.write(into, bytes(6000))
     with pytest.raises(Refused, match="gave more than 5000 bytes, the limit of a stream"):
         c_library.open_as("open_descriptor", out, stream_limit=5000)
-
-
-def test_bytes_that_are_no_package_are_refused_with_what_was_given():
-    with pytest.raises(NotAnArchiveError, match="10 bytes in memory: "):
-        exportkit.load(b"no package")
-    with pytest.raises(UsageError, match="cannot be read from a NoneType"):
-        exportkit.load(None)

@@ -63,15 +63,6 @@ def test_answers_are_the_callers_own(model):
     assert not any(leaf.requires_grad or leaf.is_inference() for leaf in leaves(kept))
 
 
-def test_other_strides_give_the_same_answer(model):
-    (image, query), kwargs = tiny.example()
-    expected = model(image, query, **kwargs)
-    strided = {"features": query["features"].T.contiguous().T, "mode": "scaled"}
-    got = model(image.to(memory_format=torch.channels_last), strided, **kwargs)
-    for one, other in zip(leaves(got), leaves(expected)):
-        assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_whatever_autograd_does_outputs_carry_no_gradients(model, mode):
     (image, query), kwargs = tiny.example()

@@ -16,7 +16,6 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
-import tritonclient.http as triton_http
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.serve.operations.asking_tiny import INFER, arrays, body, expected, mean, triton_inputs
@@ -58,20 +57,6 @@ def test_it_says_where_it_listens_and_what_it_serves(server: ServerProcess):
     ]
     assert server.ask("/v2/health/ready")[0] == 200
     assert server.ask("/")[0] == 200
-
-
-def test_tritonclient_is_answered_over_http_and_grpc(server: ServerProcess):
-    inputs = arrays(batch=3, gh=2)
-    with triton_http.InferenceServerClient(server.started["http"].partition("//")[2]) as client:
-        as_json = [triton_http.InferRequestedOutput("regions.mean", binary_data=False)]
-        packed = {"request_compression_algorithm": "gzip", "response_compression_algorithm": "deflate"}
-        for options in ({}, {"outputs": as_json}, packed):
-            answer = client.infer("tiny", triton_inputs(triton_http, inputs), request_id="seven", **options)
-            np.testing.assert_allclose(answer.as_numpy("regions.mean"), expected(inputs), rtol=1e-5)
-            assert answer.get_response()["id"] == "seven"
-    with triton_grpc.InferenceServerClient(server.started["grpc"]) as client:
-        answer = client.infer("tiny", triton_inputs(triton_grpc, inputs))
-        np.testing.assert_allclose(answer.as_numpy("regions.mean"), expected(inputs), rtol=1e-5)
 
 
 def test_requests_are_counted_by_what_became_of_them(server: ServerProcess):
