@@ -119,8 +119,6 @@ runs_op_shapes = pytest.mark.skipif(not PASSES_DTYPES, reason="torch 2.11 passes
 RECIPES: Mapping[str, Recipe] = {
     # Our operators, dimensions that are multiples, a dict of outputs.
     "patches": _PATCHES,
-    # With the weights inside of the code, for torch's own loaders.
-    "patches-embedded": replace(_PATCHES, compile={"embed_weights": True}),
     "patches-program": Recipe(_PATCHES.model, _PATCHES.sources, program=True),
     # Somebody else's operators, a named tuple of outputs, an input by keyword.
     "softpool": _SOFTPOOL,
