@@ -156,6 +156,7 @@ def test_a_directory_that_is_not_there_is_a_usage_error(compiled, tmp_path, caps
     assert "there is no folder" in err
 
 
+@pytest.mark.slow
 def test_a_library_of_somebody_else_goes_the_same_way(tmp_path):
     compiled, library = artifact("softpool"), softpool_library.build()
     search = {"PYTHONPATH": f"{ROOT}{os.pathsep}{THIRD_PARTY}"}
