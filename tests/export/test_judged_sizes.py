@@ -25,6 +25,7 @@ from exportkit.export.trace.judged_sizes import export_judged
 from exportkit.export.trace.torch_export import RefusedByTorchError
 from exportkit.export.trace.traced import Traced
 from exportkit.runtime.loader import load
+from tests.drawn import examples
 from tests.export.function_models import spec_of, traced, tracing_task
 
 Block = Callable[[Tensor], Tensor]
@@ -240,7 +241,7 @@ def test_where_a_layout_is_in_doubt_the_package_has_a_case() -> None:
 
 @pytest.mark.slow_but("taller_than")
 @pytest.mark.parametrize("fork", [taller_than, drops_odd_rows, of_list])
-@generated(2)
+@generated(examples(2))
 @given(example=EXAMPLE)
 def test_ways_that_no_program_takes_both_are_refused(
     fork: Callable[..., Tensor], example: tuple[int, int, int]
