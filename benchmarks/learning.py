@@ -73,7 +73,7 @@ def spec(encoder: str = "vit-tiny", count: int = 8, side: int = 224, head: bool 
 
 def packaged(path: Path, arguments: argparse.Namespace) -> Path:
     named = {name: getattr(arguments, name) for name in ("encoder", "side", "head")}
-    resolved = resolve(f"{__file__}:spec", model_kwargs={**named, "count": arguments.batch})
+    resolved = resolve("benchmarks.learning:spec", model_kwargs={**named, "count": arguments.batch})
     artifact = path / "learner_aoti.pt2"
     export_aoti(resolved, artifact, TraceOptions(device=arguments.device))
     build_package([artifact], path / "learner.pt2", PackOptions(verify=False))

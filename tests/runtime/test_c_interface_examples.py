@@ -9,8 +9,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+import exportkit
 from exportkit.runtime.native import library_path
+from tests.artifacts import artifact
+from tests.learning.learning_models import batch
 from tests.runtime import exportkit_run, sequences
 from tests.serve.engine import rows, ticker
 from tests.subprocesses import output_of
@@ -98,6 +103,26 @@ def test_the_example_of_sessions_needs_a_case_with_state(example, tiny_package, 
     done = run(example / "session", tiny_package, tmp_path / "state.safetensors")
     assert done.returncode == 2
     assert "no recorded case with state" in done.stderr
+
+
+def test_the_cpp_example_trains_what_python_goes_on_with(tmp_path):
+    example = exportkit_run.build_example(EXAMPLES / "cpp", tmp_path / "build")
+    package, data, learnt = artifact("self-taught"), tmp_path / "data.safetensors", tmp_path / "learnt.safetensors"
+    x, y = batch(32)
+    save_file({"x": x, "y": y}, data)
+    done = run(example / "train", package, data, learnt, "100")
+    assert (done.returncode, done.stderr) == (0, "")
+    (first, last) = (float(line.rpartition(" ")[2]) for line in done.stdout.splitlines())
+    assert last < first / 2
+    with exportkit.load(package) as model, model.session() as session, model.session() as python:
+        session.load_state(learnt)
+        for _ in range(100):
+            python.step(x, y)
+        assert all(torch.equal(session.state[name], tensor) for name, tensor in python.state.items())
+    save_file({"x": x}, data)
+    done = run(example / "train", package, data, learnt, "100")
+    assert (done.returncode, "UsageError: " in done.stderr) == (2, True)
+    assert "data.safetensors has no tensor y" in done.stderr
 
 
 @pytest.mark.slow
