@@ -75,7 +75,7 @@ def packaged(path: Path, arguments: argparse.Namespace) -> Path:
     named = {name: getattr(arguments, name) for name in ("encoder", "side", "head")}
     resolved = resolve("benchmarks.learning:spec", model_kwargs={**named, "count": arguments.batch})
     artifact = path / "learner_aoti.pt2"
-    export_aoti(resolved, artifact, TraceOptions(device=arguments.device))
+    export_aoti(resolved, artifact, TraceOptions(device=arguments.device, cases=1, edge_cases=False))
     build_package([artifact], path / "learner.pt2", PackOptions(verify=False))
     return path / "learner.pt2"
 
