@@ -65,9 +65,16 @@ def spec(encoder: str = "vit-tiny", count: int = 8, side: int = 224, head: bool 
     """The model with `step`, for one size of batches."""
     model = make(encoder, "cpu")
     batch = samples(model, count, side, 0, "cpu")
-    forward = Method(example_inputs=batch[:2])
     return training.spec(
-        model, optimizer_of(model, head), loss, step=Method(example_inputs=batch), methods={"forward": forward}
+        model,
+        optimizer_of(model, head),
+        loss,
+        step=Method(example_inputs=batch),
+        methods={"forward": Method(example_inputs=batch[:2])},
+        draw_sequence=lambda sizes, generator: [
+            ("step", batch, {}),
+            ("step", samples(model, count, side, 1, "cpu"), {}),
+        ],
     )
 
 
