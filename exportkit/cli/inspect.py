@@ -73,7 +73,7 @@ def command(artifact: Path, trust: Trust, sbom: Path | None, report: Path | None
 
 
 def _document(reader: PackageReader) -> dict[str, Any]:
-    from exportkit.package.compiled_with import compiled_with, missed_kernels
+    from exportkit.package.compiled_with import compiled_with
     from exportkit.package.operators_gpus import operators_fits
     from exportkit.package.trust import signature_info
 
@@ -84,7 +84,6 @@ def _document(reader: PackageReader) -> dict[str, Any]:
         "signed_by": [key.id for key in reader.signers],
         "manifest": msgspec.to_builtins(reader.manifest),
         "compiled_with": {each.name: vars(compiled_with(reader, each)) for each in targets},
-        "missed_kernels": {each.name: missed_kernels(reader, each) for each in targets},
         "operators_on_gpus": [
             {"target": fit.target.name, "operators": f"{fit.namespace}::*", "degree": fit.degree}
             for fit in operators_fits(reader.manifest, reader.read)

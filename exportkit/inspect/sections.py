@@ -20,7 +20,7 @@ from exportkit.inspect.rows import (
 )
 from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import edge_case_in, recorded_errors, recorded_state_errors, worst
-from exportkit.package.compiled_with import compiled_with, missed_kernels
+from exportkit.package.compiled_with import compiled_with
 from exportkit.package.dtypes import ITEM_BYTES
 from exportkit.package.manifest import Manifest, code_folder
 from exportkit.package.trust import signature_info
@@ -128,7 +128,6 @@ def _targets(reader: PackageReader) -> Iterator[Sequence[str]]:
         yield *row, bytes_text(code_bytes(manifest, target.name))
         if arguments := compiled_with(reader, target).arguments:
             yield target.name, f"compiled with {arguments}"
-        yield from ((target.name, f"no fast kernel: {line}") for line in missed_kernels(reader, target))
     yield from operators_rows(reader)
 
 

@@ -1,10 +1,10 @@
-"""The options that a target was compiled with, and what it misses: AOTInductor keeps both in its code's metadata."""
+"""The options that a target was compiled with, which AOTInductor keeps in its code's metadata."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,6 @@ from exportkit.package.manifest import Target, code_folder
 
 COMPILED_WITH = "exportkit.compiled_with"
 """The key of the metadata, which `AOTIModelPackageLoader.load_metadata_from_package` gives as well."""
-
-MISSED_KERNELS = "exportkit.missed_kernels"
-"""The key of what is computed without the fast kernel that its weights could have: lines, as JSON."""
 
 EVERY = "aten"
 """Stands for all of torch's operators among those that are left to eager's kernels."""
@@ -78,19 +75,9 @@ def leave_one(left: tuple[str, ...], place: str) -> tuple[str, ...]:
 
 def compiled_with(reader: PackageReader, target: Target) -> GivenOptions:
     """Reads the options of a target. Code that was compiled with exportkit's own options has none."""
-    return next(_values(reader, target, COMPILED_WITH, GivenOptions), GivenOptions())
-
-
-def missed_kernels(reader: PackageReader, target: Target) -> tuple[str, ...]:
-    """Reads which quantized products a target computes as floating numbers, each with what would take a kernel."""
-    found = _values(reader, target, MISSED_KERNELS, tuple[str, ...])
-    return tuple(dict.fromkeys(line for lines in found for line in lines))
-
-
-def _values(reader: PackageReader, target: Target, key: str, kind: Any) -> Iterator[Any]:
-    """Yields what the metadata of a target's code has under a key, for each of its methods."""
     folders = [f"{AOTINDUCTOR_DIR}/{code_folder(target.name, method.name)}/" for method in reader.manifest.methods]
     for record in reader.manifest.records:
         if record.name.startswith(tuple(folders)) and record.name.endswith("_metadata.json"):
             with contextlib.suppress(KeyError, TypeError, ValueError):  # of another tool, or without this
-                yield msgspec.json.decode(json.loads(reader.read(record.name))[key], type=kind)
+                return msgspec.json.decode(json.loads(reader.read(record.name))[COMPILED_WITH], type=GivenOptions)
+    return GivenOptions()

@@ -24,7 +24,6 @@ from exportkit.export.compile.program_fingerprint import UnknownPartError
 from exportkit.export.compile.program_weights import ProgramWeights
 from exportkit.export.compile.toolchain import compiling_for, torch_minor
 from exportkit.export.compile.usable_compiler import usable_compiler
-from exportkit.export.trace.missed_kernels import float_products
 from exportkit.export.trace.traced import Traced
 from exportkit.libraries import TORCH_NAMESPACES, host_platform, schemas_of
 from exportkit.package.consistency import AOTINDUCTOR_DIR
@@ -155,7 +154,7 @@ def _code(
             # Otherwise Inductor times two forms of each kernel, at the example's sizes and on a GPU that may be busy.
             # Its choice costs other sizes up to a tenth of a call (docs/performance.md).
             options["triton.autotune_pointwise"] = False
-        options |= {**plan.inductor_config, **plan.remembered(float_products(program))}
+        options |= {**plan.inductor_config, **plan.remembered}
         key = None
         if plan.cache:
             digests = weights.digests if weights else None
@@ -174,7 +173,7 @@ def _code(
 
             left = tuple(plan.eager_kernels)
             while code is None:
-                options |= replace(plan, eager_kernels=left).remembered(float_products(program))
+                options |= replace(plan, eager_kernels=left).remembered
                 try:
                     with weights.outside() if weights else nullcontext():
                         code = run_inductor(program, device, options, left_to_eager=left, keep=plan.cache, tf32=tf32)

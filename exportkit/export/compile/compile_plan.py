@@ -16,7 +16,7 @@ from exportkit.export.compile.eager_kernels import read_eager_kernels
 from exportkit.export.compile.usable_compiler import usable_compiler
 from exportkit.export.cpu_isas import check_cpu_isa, default_cpu_isa
 from exportkit.export.export_options import CompileOptions, CudaArch
-from exportkit.package.compiled_with import COMPILED_WITH, MISSED_KERNELS, GivenOptions
+from exportkit.package.compiled_with import COMPILED_WITH, GivenOptions
 
 # These decide which files exist and where the weights are. The format depends on them.
 _RESERVED = (
@@ -80,13 +80,14 @@ class CompilePlan:
         given = (options.cuda_arch, inductor_config, options.embed_weights, left)
         return cls(device, isas, *given, cache=options.cache)
 
-    def remembered(self, missed: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Returns the option of Inductor that writes what was given, and is missed, into the metadata of the code."""
-        notes = {MISSED_KERNELS: json.dumps(missed)} if missed else {}
-        if self.inductor_config or self.eager_kernels:
-            notes[COMPILED_WITH] = GivenOptions(self.inductor_config, tuple(self.eager_kernels)).encoded()
+    @property
+    def remembered(self) -> dict[str, dict[str, str]]:
+        """The option of Inductor that writes what was given into the metadata of the code."""
+        if not (self.inductor_config or self.eager_kernels):
+            return {}
+        given = GivenOptions(self.inductor_config, tuple(self.eager_kernels)).encoded()
         others = self.inductor_config.get("aot_inductor.metadata", {})
-        return {"aot_inductor.metadata": {**others, **notes}} if notes else {}
+        return {"aot_inductor.metadata": {**others, COMPILED_WITH: given}}
 
 
 def read_inductor_config(given: Mapping[str, Any], *, embed_weights: bool = False) -> dict[str, Any]:

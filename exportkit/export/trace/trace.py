@@ -30,7 +30,6 @@ from exportkit.export.torch_patches.opaque import opaque_operators
 from exportkit.export.trace.describe_state import describe_state
 from exportkit.export.trace.edge_cases import edge_cases
 from exportkit.export.trace.inferred_sizes import with_inferred
-from exportkit.export.trace.missed_kernels import float_products
 from exportkit.export.trace.preflight import check_composites, describe_operators, graph_operators
 from exportkit.export.trace.program_check import check_programs
 from exportkit.export.trace.torch_export import TracingTask
@@ -40,8 +39,6 @@ from exportkit.package.manifest import Source
 from exportkit.progress import Progress
 from exportkit.sizes import input_bytes, label_of
 from exportkit.spec import ExportSpec
-
-_LINES = 5  # how many products of quantized weights are shown
 
 
 def trace(model: EagerModel, options: TraceOptions, device: torch.device, progress: Progress) -> Traced:
@@ -82,8 +79,6 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
             seed=model.seed,
             state_sha256=state_sha256(spec.model, spec.state, copies),
         )
-    for line in [line for each in methods for line in float_products(each.program)][:_LINES]:
-        progress(f"no fast kernel: {line}")
     operators = {k: v for each in methods for k, v in graph_operators(each.program.graph_module).items()}
     return Traced(
         methods=methods,
