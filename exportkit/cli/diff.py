@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from exportkit.cli.app import command as exportkit_command
-from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
-from exportkit.cli.shared_options import EXISTING_FILE, device_option, flag
+from exportkit.cli.output import print_json, print_table, printable, progress
+from exportkit.cli.shared_options import EXISTING_FILE, gone_flag
 from exportkit.progress import bytes_text
 
 if TYPE_CHECKING:
-    from exportkit.inspect.answers import AnswerComparison
     from exportkit.inspect.comparing import Comparison, Difference
 
 _LONGEST = 60  # characters of a value; --json has all of them
@@ -26,16 +25,12 @@ _EFFECTS = {"answer": "changes answers", "load": "changes what loads it", None: 
 @exportkit_command("diff", short_help="Compare two packages.")
 @click.argument("a", type=EXISTING_FILE, metavar="A")
 @click.argument("b", type=EXISTING_FILE, metavar="B")
-@flag("--run", "Run both on the recorded cases of A and of B, and compare the answers.")
-@device_option("With --run: run the best target of this device.", default="auto")
-def command(a: Path, b: Path, run: bool, device: str, as_json: bool) -> None:
+@gone_flag("--run", "verify holds each package's answers to those of its own eager model.")
+def command(a: Path, b: Path, as_json: bool) -> None:
     """Compare two artifacts or packages, or ONNX models, part by part.
 
-    Every digest is checked. Without --run, nothing of A and B is executed or imported. Weights are compared by the
-    names of the model's state, and programs by how often they call each operator.
-
-    With --run, two packages run, each in its process. The answers to a recorded case are the same if each of both is
-    right by the rule of `exportkit verify` where the other one's answer is expected.
+    Every digest is checked. Nothing of A and B is executed or imported. Weights are compared by the names of the
+    model's state, and programs by how often they call each operator.
 
     As with diff(1), the exit code is 0 if both are the same, and 1 if they differ in anything that changes an answer,
     or where and how they load. Names, versions, tolerances, recorded cases, source and provenance are shown, but do
@@ -43,27 +38,18 @@ def command(a: Path, b: Path, run: bool, device: str, as_json: bool) -> None:
 
     \b
     exportkit diff old.pt2 new.pt2
-    exportkit diff old.pt2 new.pt2 --run --json
+    exportkit diff old.pt2 new.pt2 --json
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     from exportkit.inspect.comparing import compare_artifacts
 
-    answers: AnswerComparison | None = None
     with progress() as step:
         comparison = compare_artifacts(a, b, progress=step)
-        if run:
-            from exportkit.inspect.answers import compare_answers
-
-            answers = compare_answers(a, b, device, progress=step)
-    same = comparison.same and (answers is None or answers.same)
     if as_json:
-        found = None if answers is None else {"same": answers.same, **dataclasses.asdict(answers)}
-        print_json({"same": same, **dataclasses.asdict(comparison), "answers": found})
+        print_json({"same": comparison.same, **dataclasses.asdict(comparison)})
     else:
         _print(comparison)
-        if answers is not None:
-            _print_answers(answers)
-        click.echo(_summary(comparison, answers, same))
-    if not same:
+        click.echo(_summary(comparison))
+    if not comparison.same:
         raise click.exceptions.Exit(1)
 
 
@@ -97,24 +83,8 @@ def _short(value: str) -> str:
     return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."
 
 
-def _print_answers(answers: AnswerComparison) -> None:
-    click.echo("Answers")
-    print_table(
-        [(c.case, "same", c.message.partition("\n")[0]) if c.same else (c.case, "DIFFERENT") for c in answers.checks]
-    )
-    for check in answers.checks:
-        if not check.same:
-            click.echo(f"\n  {printable(check.case)}:")
-            click.echo(printable_lines(check.message, "    "))
-    click.echo("")
-
-
-def _summary(comparison: Comparison, answers: AnswerComparison | None, same: bool) -> str:
+def _summary(comparison: Comparison) -> str:
     counting = sum(difference.effect is not None for difference in comparison.differences)
-    found = [
-        f"differences that change an answer or a load: {counting}",
-        f"others: {len(comparison.differences) - counting}",
-    ]
-    if answers is not None:
-        found.append(f"answers that differ: {sum(not check.same for check in answers.checks)} of {len(answers.checks)}")
-    return f"{'same' if same else 'DIFFERENT'} ({', '.join(found)})"
+    others = len(comparison.differences) - counting
+    found = f"differences that change an answer or a load: {counting}, others: {others}"
+    return f"{'same' if comparison.same else 'DIFFERENT'} ({found})"
