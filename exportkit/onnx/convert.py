@@ -6,7 +6,6 @@ tests/onnx/test_corrections.py fails as soon as a repair is not needed.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,9 +24,9 @@ from torch.utils._pytree import tree_structure
 
 from exportkit import __version__
 from exportkit.errors import ExportError, ExportkitError
+from exportkit.export.models.program_model import rebuilt, taken
 from exportkit.export.torch_patches.patched import Function, patched
 from exportkit.export.torch_patches.quiet import quiet_torch
-from exportkit.export.trace.lifted import taken
 from exportkit.onnx.bodies import Decomposition, decomposition_of, traced_body
 from exportkit.onnx.branches import refusing_decompositions
 from exportkit.onnx.functions import Functions, attributes_of
@@ -268,22 +267,9 @@ def returning_written(program: ExportedProgram, places: Sequence[int]) -> Export
     output.args = (tuple(node for _, node in kept),)
     functional.graph_module.recompile()
     specs = [spec for spec, _ in kept]
-    whole = functional.module_call_graph[0]
-    assert whole.signature is not None
-    called = dataclasses.replace(
-        whole.signature, outputs=[spec.arg for spec in specs], out_spec=tree_structure(tuple(specs))
-    )
-    return ExportedProgram(
-        functional.graph_module,
-        graph,
-        ExportGraphSignature(list(signature.input_specs), specs),
-        functional.state_dict,
-        functional.range_constraints,
-        [dataclasses.replace(whole, signature=called), *functional.module_call_graph[1:]],
-        functional.example_inputs,
-        functional.constants,
-        verifiers=functional.verifiers,
-    )
+    signature = ExportGraphSignature(list(signature.input_specs), specs)
+    outputs, result = [spec.arg for spec in specs], tree_structure(tuple(specs))
+    return rebuilt(functional, functional.graph_module, signature, outputs=outputs, out_spec=result)
 
 
 # --- repairs ----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import CallMethodKey
 from torch.utils._pytree import KeyPath, SequenceKey, tree_leaves
 
 from exportkit.errors import ExportError
+from exportkit.export.models.program_model import rebuilt
 from exportkit.export.models.source_lines import where_traced
 from exportkit.export.trace.preflight import is_custom, qualified_name
 from exportkit.recurrent import NAMESPACE
@@ -153,16 +154,7 @@ def with_placeholders(
                     calls[key] = _replace(node, key)
             part.graph.lint()
             part.recompile()
-    changed = torch.export.ExportedProgram(
-        root=module,
-        graph=module.graph,
-        graph_signature=_signature(program, module.graph),
-        state_dict=program.state_dict,
-        range_constraints=program.range_constraints,
-        module_call_graph=program.module_call_graph,
-        constants=program.constants,
-        verifiers=[program.verifier],
-    )
+    changed = rebuilt(program, module, _signature(program, module.graph))
     _CALLS.update(calls)
     try:
         yield changed, calls

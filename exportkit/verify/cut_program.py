@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import operator
 from collections.abc import Sequence
 
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_structure
 
 from exportkit.errors import ExportError
 from exportkit.export.models.placement import parse_floating
+from exportkit.export.models.program_model import rebuilt
 from exportkit.export.record.cases import check_packable
 from exportkit.export.record.tolerances import output_tolerances
 from exportkit.package.manifest import Call, MappingNode, Source, TensorNode, TensorOutput
@@ -96,22 +96,8 @@ def computing(program: ExportedProgram, values: Sequence[torch.fx.Node]) -> Expo
         input_specs=list(program.graph_signature.input_specs),
         output_specs=[OutputSpec(OutputKind.USER_OUTPUT, argument, None) for argument in arguments],
     )
-    whole = program.module_call_graph[0]
-    assert whole.signature is not None
-    called = dataclasses.replace(
-        whole.signature, outputs=list(arguments), out_spec=tree_structure({value.name: 0 for value in values})
-    )
-    return ExportedProgram(
-        module,
-        graph,
-        signature,
-        program.state_dict,
-        program.range_constraints,
-        [dataclasses.replace(whole, signature=called)],
-        program.example_inputs,
-        program.constants,
-        verifiers=program.verifiers,
-    )
+    result = tree_structure({value.name: 0 for value in values})
+    return rebuilt(program, module, signature, outputs=list(arguments), out_spec=result)
 
 
 def cut_call(call: Call, source: Source, values: Sequence[torch.fx.Node]) -> Call:

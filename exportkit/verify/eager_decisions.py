@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from exportkit.export.models.call_signature import BoundCall, describe_call
+from exportkit.export.models.program_model import called_signature, rebuilt
 from exportkit.export.record.cases import eager_mode
 from exportkit.package.manifest import Call, Parameter, SequenceNode, TensorInput, TensorNode
 from exportkit.verify.cut_program import DECISION, computing, cut_points, own_values
@@ -85,27 +86,17 @@ class EagerDecisions:
         signature = dataclasses.replace(
             program.graph_signature, input_specs=[*program.graph_signature.input_specs, *specs]
         )
-        whole = program.module_call_graph[0]
-        assert whole.signature is not None
-        structure = whole.signature.in_spec
-        args, kwargs = tree_unflatten([0] * structure.num_leaves, structure)
-        names = whole.signature.forward_arg_names
-        called = dataclasses.replace(
-            whole.signature,
-            in_spec=tree_structure((args, {**kwargs, _TAKEN: (0,) * len(specs)})),
-            forward_arg_names=None if names is None else [*names, _TAKEN],
-        )
+        called = called_signature(program)
+        args, kwargs = tree_unflatten([0] * called.in_spec.num_leaves, called.in_spec)
+        structure, names = tree_structure((args, {**kwargs, _TAKEN: (0,) * len(specs)})), called.forward_arg_names
         args, kwargs = program.example_inputs
-        return ExportedProgram(
+        return rebuilt(
+            program,
             module,
-            module.graph,
             signature,
-            program.state_dict,
-            program.range_constraints,
-            [dataclasses.replace(whole, signature=called)],
             (args, {**kwargs, _TAKEN: self._taken(args, kwargs)}),
-            program.constants,
-            verifiers=program.verifiers,
+            in_spec=structure,
+            forward_arg_names=None if names is None else [*names, _TAKEN],
         )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.export.graph_signature import InputKind, TensorArgument
+from torch.export.graph_signature import ExportGraphSignature, InputKind, TensorArgument
 
 from exportkit.package.manifest import Manifest, PackagedMethod, Size, StateTensor
 from exportkit.spec import FORWARD, ExportSpec, Method
@@ -26,6 +27,43 @@ def taken(program: torch.export.ExportedProgram) -> list[str]:
     """Returns the names of the tensors that a program takes from its caller, in order; the state comes last."""
     specs = program.graph_signature.input_specs
     return [s.arg.name for s in specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
+
+
+def rebuilt(
+    program: torch.export.ExportedProgram,
+    module: torch.fx.GraphModule,
+    signature: ExportGraphSignature,
+    example_inputs: tuple[Any, Any] | None = None,
+    **called: Any,
+) -> torch.export.ExportedProgram:
+    """Returns a program with another graph over the same weights and constants.
+
+    Args:
+        program: The program. It does not change.
+        module: The module of the graph.
+        signature: What the graph's inputs and outputs are.
+        example_inputs: Those that it takes, if they are others.
+        called: What changes of the description of its call.
+    """
+    whole, *parts = program.module_call_graph
+    assert whole.signature is not None
+    whole = dataclasses.replace(whole, signature=dataclasses.replace(whole.signature, **called))
+    return torch.export.ExportedProgram(
+        module,
+        module.graph,
+        signature,
+        program.state_dict,
+        program.range_constraints,
+        [whole, *parts],
+        program.example_inputs if example_inputs is None else example_inputs,
+        program.constants,
+        verifiers=program.verifiers,
+    )
+
+
+def called_signature(program: torch.export.ExportedProgram) -> Any:
+    """Returns the description of a program's call."""
+    return program.module_call_graph[0].signature
 
 
 def program_spec(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
 from exportkit.errors import ExportError
 from exportkit.export.models.call_signature import BoundCall, with_forward
 from exportkit.export.models.method_specs import written_names
-from exportkit.export.models.program_model import STATE, graphs_of, taken
+from exportkit.export.models.program_model import STATE, called_signature, graphs_of, rebuilt, taken
 from exportkit.export.models.source_lines import called_at
 from exportkit.export.record.state_buffers import StateBuffer, place_of, settled
 from exportkit.export.torch_patches.dispatch import written_leaves
@@ -226,24 +225,15 @@ def without_unused(program: ExportedProgram, count: int) -> tuple[ExportedProgra
     args, kwargs = program.example_inputs
     state = tuple(kwargs[STATE][position] for position in used)
     kwargs = {**kwargs, STATE: state} if state else {name: value for name, value in kwargs.items() if name != STATE}
-    whole = program.module_call_graph[0]
-    assert whole.signature is not None
-    called = dataclasses.replace(
-        whole.signature,
-        inputs=[each for each in whole.signature.inputs if getattr(each, "name", None) not in unused],
-        in_spec=tree_structure((args, kwargs)),
-        forward_arg_names=[name for name in whole.signature.forward_arg_names or () if name != STATE or state],
-    )
-    smaller = ExportedProgram(
+    called = called_signature(program)
+    smaller = rebuilt(
+        program,
         program.graph_module,
-        program.graph,
         signature,
-        program.state_dict,
-        program.range_constraints,
-        [dataclasses.replace(whole, signature=called), *program.module_call_graph[1:]],
         (args, kwargs),
-        program.constants,
-        verifiers=program.verifiers,
+        inputs=[each for each in called.inputs if getattr(each, "name", None) not in unused],
+        in_spec=tree_structure((args, kwargs)),
+        forward_arg_names=[name for name in called.forward_arg_names or () if name != STATE or state],
     )
     # They name the state by its positions among all. A session has the sizes that the manifest says.
     smaller._guards_code = [line for line in smaller._guards_code if STATE not in line]
