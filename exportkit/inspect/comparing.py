@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -17,7 +16,6 @@ from exportkit.onnx.files import open_artifact
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.dtypes import ITEM_BYTES, values_of
-from exportkit.package.exported_graph import ProgramGraphError, called_operators
 from exportkit.package.manifest import Manifest
 from exportkit.progress import Progress, silent
 from exportkit.sizes import case_label, shape_text
@@ -66,13 +64,11 @@ class Comparison:
         a: The first artifact.
         b: The second artifact.
         differences: All differences, by part.
-        notes: What could not be compared, and why.
     """
 
     a: Side
     b: Side
     differences: tuple[Difference, ...]
-    notes: tuple[str, ...]
 
     @property
     def same(self) -> bool:
@@ -110,23 +106,21 @@ def compare_artifacts(a: Path, b: Path, *, progress: Progress = silent) -> Compa
         progress(f"checking {b.name}")
         with open_artifact(b) as other:
             progress("comparing")
-            notes: list[str] = []
-            differences = tuple(_differences(one, other, notes))
-            return Comparison(_side(one), _side(other), differences, tuple(notes))
+            return Comparison(_side(one), _side(other), tuple(_differences(one, other)))
 
 
 def _side(reader: PackageReader) -> Side:
     return Side(str(reader.path), reader.manifest.name, reader.manifest.version, reader.size, reader.sha256)
 
 
-def _differences(a: PackageReader, b: PackageReader, notes: list[str]) -> Iterator[Difference]:
+def _differences(a: PackageReader, b: PackageReader) -> Iterator[Difference]:
     yield from _manifest((), a.manifest, b.manifest)
     one, other = initial_state(a), initial_state(b)
     alike = {name: tensor for name, tensor in one.items() if str(tensor) == str(other.get(name))}  # others were named
     yield from compare_tensors("state", alike, {name: other[name] for name in alike})
     yield from compare_tensors("weights", weights(a), weights(b))
     yield from _code(a.manifest, b.manifest)
-    yield from _programs(a, b, notes)
+    yield from _programs(a, b)
     yield from _cases(a.manifest, b.manifest)
 
 
@@ -198,23 +192,13 @@ def _code(a: Manifest, b: Manifest) -> Iterator[Difference]:
             yield Difference("code", f"{folder}/{name}", one, other, "answer")
 
 
-def _programs(a: PackageReader, b: PackageReader, notes: list[str]) -> Iterator[Difference]:
-    """Compares exported programs by their digests. Where they differ, it counts the nodes of each operator."""
+def _programs(a: PackageReader, b: PackageReader) -> Iterator[Difference]:
+    """Compares exported programs by their digests."""
     records = [side.manifest.program.records if side.manifest.program else {} for side in (a, b)]
     for method in [name for name in records[0] if name in records[1]]:
         one, other = (side.record(names[method]).sha256 for side, names in zip((a, b), records))
-        if one == other:
-            continue
-        yield Difference("program", method, one, other, "answer")
-        try:
-            counts = [Counter(called_operators(side, method)) for side in (a, b)]
-        except ProgramGraphError as error:
-            notes.append(f"the operators of {method}: {error.message}")
-            continue
-        for operator in sorted(counts[0].keys() | counts[1].keys()):
-            if (here := counts[0][operator]) != (there := counts[1][operator]):
-                what = f"{method}: nodes of {operator.removeprefix('torch.ops.')}"
-                yield Difference("program", what, str(here), str(there), "answer")
+        if one != other:
+            yield Difference("program", method, one, other, "answer")
 
 
 def _cases(a: Manifest, b: Manifest) -> Iterator[Difference]:
