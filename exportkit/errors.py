@@ -14,7 +14,7 @@ EXIT_CODES: Mapping[int, str] = {
     2: "wrong usage: an argument is invalid, or MODEL cannot be found",
     3: "the package is bad, tampered with, incomplete, or not trusted: a signature or --trust is missing",
     4: "this machine cannot do it: no compiler, no CUDA, another torch, or no target that runs here",
-    5: "refused: the model cannot be exported as it is, or an operator does not build",
+    5: "refused: the model cannot be exported as it is",
     6: "serve: a GPU is broken for this process, and a new process can use it",
     10: "verify: an output has the wrong dtype",
     11: "verify: an output has the wrong shape, or the result the wrong structure",
@@ -101,12 +101,6 @@ class OperatorNotExportableError(ExportError):
 
 class MissingOperatorError(ExportError):
     """Code uses an operator that no loaded library defines."""
-
-
-class BuildError(ExportkitError):
-    """An operator library does not build. The message has what the compiler said."""
-
-    exit_code = 5
 
 
 # --- a check or a step that failed (1) --------------------------------------------------------------------------------

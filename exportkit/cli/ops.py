@@ -15,14 +15,16 @@ class OperatorCommands(LazyGroup):
 
     modules: ClassVar[Mapping[str, str]] = {
         "new": "ops_new",
-        "build": "ops_build",
         "list": "ops_list",
         "check": "ops_check",
+    }
+    gone: ClassVar[Mapping[str, str]] = {
+        "build": "run `python setup.py build_ext --inplace`, then `exportkit ops check` the library"
     }
 
 
 @click.group(
-    "ops", cls=OperatorCommands, context_settings=SETTINGS, short_help="Write, build, list and check custom operators."
+    "ops", cls=OperatorCommands, context_settings=SETTINGS, short_help="Write, list and check custom operators."
 )
 def command() -> None:
-    """Write, build, list and check custom operators."""
+    """Write, list and check custom operators."""

@@ -37,7 +37,7 @@ def command(name: str, package: str | None, kind: str, output: Path | None, as_j
 
     \b
     exportkit ops new leaky --package my_ops
-    cd my_ops && exportkit ops build && pytest
+    cd my_ops && python setup.py build_ext --inplace && pytest
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     from exportkit.operators.scaffold.new_operator import NewOperator, write_operator
 
@@ -48,4 +48,4 @@ def command(name: str, package: str | None, kind: str, output: Path | None, as_j
     for file in written.files:
         click.echo(str(written.folder / file))
     where = "" if written.folder == Path.cwd() else f"cd {written.folder} && "
-    click.echo(f"Next: {where}exportkit ops build && pytest")
+    click.echo(f"Next: {where}python setup.py build_ext --inplace && pytest")

@@ -298,7 +298,7 @@ def _check_gpu(fit: OperatorsFit) -> None:
         f"target {fit.target.name} is for {name}, but the operators {fit.namespace}::* have code for {fit.code} "
         f"({files}), which that GPU does not run",
         hint=f"Build them for sm_{number}, too: with TORCH_CUDA_ARCH_LIST="
-        f'"{arch_list((*fit.code.machine, f"sm_{number}"))}" for `exportkit ops build` and torch\'s CUDAExtension, or '
+        f'"{arch_list((*fit.code.machine, f"sm_{number}"))}" for torch\'s CUDAExtension, or '
         f"-gencode=arch=compute_{number},code=sm_{number} for nvcc. Or leave the target out.",
     )
 

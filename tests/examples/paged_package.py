@@ -6,12 +6,11 @@ import hashlib
 import shutil
 from pathlib import Path
 
-import pytest
 import torch
 
-from exportkit.operators.scaffold.build_library import build_folder
 from tests.artifacts import ROOT
 from tests.made_once import one_maker
+from tests.operators.scaffold.scaffolded import build_in_place
 
 SOURCE = ROOT / "examples" / "paged_cache"
 _CACHE = (ROOT / ".cache").resolve() / "paged_cache"
@@ -34,8 +33,5 @@ def built_package() -> Path:
                 target = folder / path.relative_to(SOURCE)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, target)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("EXPORTKIT_CUDA", "1" if cuda else "0")
-                build_folder(folder)
-            (folder / "build" / "exportkit.log").rename(folder / "first.log")
+            build_in_place(folder, EXPORTKIT_CUDA="1" if cuda else "0")
     return folder

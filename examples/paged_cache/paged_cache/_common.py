@@ -10,7 +10,7 @@ LIBRARIES = {device: path for device in ("cpu", "cuda") for path in Path(__file_
 """The compiled libraries by device. exportkit takes from here what a package of a model needs."""
 
 if "cpu" not in LIBRARIES:
-    raise ImportError("paged_cache is not compiled: run `exportkit ops build` in its folder")
+    raise ImportError("paged_cache is not compiled: run `python setup.py build_ext --inplace` in its folder")
 for _device, _library in LIBRARIES.items():
     if _device == "cpu" or torch.version.cuda:
         torch.ops.load_library(_library)

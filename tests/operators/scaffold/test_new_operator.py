@@ -62,7 +62,8 @@ def test_a_package_is_written_whole(folder: Path, capsys: pytest.CaptureFixture[
     needing = {path for path, text in written.items() if re.search("(import|from) exportkit", text)}
     assert needing == {"leaky_model.py", "tests/test_leaky.py"}  # the package itself depends on torch alone
     out = capsys.readouterr().out
-    assert out.splitlines()[-1] == f"Next: cd {folder / 'their_ops'} && exportkit ops build && pytest"
+    next_steps = f"cd {folder / 'their_ops'} && python setup.py build_ext --inplace && pytest"
+    assert out.splitlines()[-1] == f"Next: {next_steps}"
     assert set(out.splitlines()[:-1]) == {str(folder / "their_ops" / path) for path in written}
 
 

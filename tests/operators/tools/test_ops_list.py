@@ -14,6 +14,7 @@ from exportkit.operators.tools.listing import describe_file
 from exportkit.operators.tools.source import OperatorSource, parse_source
 from tests.built import operator_library
 from tests.operators.tools.conftest import INJECTED, misbehaving
+from tests.package.c_library import PRELUDE, build
 
 
 def test_a_shared_library_is_listed_with_what_it_lacks_and_needs(ops):
@@ -94,6 +95,24 @@ def test_a_source_is_a_file_a_folder_a_module_or_a_model(tmp_path):
     assert parse_source("net.py:Net", models=True).kind == "model"
     with pytest.raises(UsageError, match="is a model, not an operator library"):
         parse_source("net.py:Net", models=False)
+
+
+@pytest.mark.process
+def test_a_schema_that_export_cannot_take_is_named(tmp_path, capsys):
+    body = 'define("odd_schemas", "f(Tensor x, Scalar by) -> Tensor"); '
+    body += 'define("odder_schemas", "g(Tensor! x, complex by, Device at=\\"cpu\\") -> ()"); '  # torch cannot read it
+    library = build(tmp_path, PRELUDE + f"__attribute__((constructor)) static void start(void) {{ {body}}}\n")
+    assert main(["ops", "list", str(library)]) == 0
+    printed = capsys.readouterr().out
+    assert "  odd_schemas::f(Tensor x, Scalar by) -> Tensor\n" in printed
+    assert "odd_schemas::f: Argument by is Scalar, and the stable ABI cannot pass that." in printed
+    assert "  odder_schemas::g(Tensor! x, complex by, Device at=cpu) -> ()\n" in printed
+    assert "odder_schemas::g: Argument by is complex, and the stable ABI cannot pass that." in printed
+
+
+def test_ops_build_says_what_builds(capsys):
+    assert main(["ops", "build", "my_ops", "--watch"]) == 2
+    assert "build is no more: run `python setup.py build_ext --inplace`" in capsys.readouterr().err
 
 
 @pytest.mark.process
