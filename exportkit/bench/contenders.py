@@ -256,10 +256,4 @@ class Calls:
 
     def timed(self) -> Callable[[], object]:
         """Returns what is timed."""
-        return self._calls[self._steps.timed] if self._steps.timed is not None else self._all
-
-    def _all(self) -> object:
-        answer: object = None
-        for call in self._calls:
-            answer = call()
-        return answer
+        return self._calls[self._steps.timed]

@@ -58,7 +58,7 @@ def bench_packages(
     with ExitStack() as stack:
         loaded = load_packages(paths, device, options, stack, progress)
         manifest = loaded[0].model.manifest
-        method = None if options.sequence else _method(manifest, options.method)
+        method = manifest.method(options.method)
         eager, note = eager_model(manifest, device, options, stack, progress)
         stack.enter_context(eager_mode(tf32=manifest.provenance.tf32))
         onnx = _onnx(options, paths[0], manifest, method, device, progress)
@@ -71,20 +71,11 @@ def bench_packages(
             yield row
 
 
-def _method(manifest: Manifest, name: str | None) -> PackagedMethod:
-    """Returns the method to time."""
-    try:
-        return manifest.method(name)
-    except UsageError as error:
-        hint = f"{error.hint} --method times one, --sequence times calls of several in a session."
-        raise UsageError(error.message, hint=hint) from error
-
-
 def _onnx(
     options: PackageOptions,
     first: Path,
     manifest: Manifest,
-    method: PackagedMethod | None,
+    method: PackagedMethod,
     device: torch.device,
     progress: Progress,
 ) -> OnnxSteps | None:
@@ -92,7 +83,7 @@ def _onnx(
     if (path := options.onnx) is None:
         return None
     progress(f"loading {path.name}")
-    called = manifest.methods if method is None or method.state else (method,)
+    called = manifest.methods if method.state else (method,)
     onnx = OnnxSteps(path, device, Trust(options.trust.keys).demand(), [each.name for each in called])
     check_interface(path, [onnx.manifest.method(each.name) for each in called], first, called)
     theirs, ours = (

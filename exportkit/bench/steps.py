@@ -1,4 +1,4 @@
-"""What is timed: a call of a method, one step of a session, or the whole sequence of a session's calls."""
+"""What is timed: a call of a method, or one step of a session."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import edge_case_in, moves_of
 from exportkit.package.manifest import Accuracy, Call, Case, Manifest, PackagedMethod
 from exportkit.runtime.model import Model
-from exportkit.sizes import case_label, case_sizes, label_of
+from exportkit.sizes import case_label, label_of
 
 _MAX_SETS = 4
 _ENOUGH_BYTES = 128 << 20  # of inputs to rotate through
@@ -37,13 +37,13 @@ _ENOUGH_BYTES = 128 << 20  # of inputs to rotate through
 
 @dataclass(frozen=True)
 class Steps:
-    """Calls in one session, and which of them are timed.
+    """Calls in one session, and which of them is timed.
 
     Attributes:
         case: The calls.
         tensors: What eager was given and answered, as the file of a recorded case has it.
         moves: How far eager moves when it rounds otherwise, as that file has it.
-        timed: The number of the call that is timed, the last one that is made; None for all.
+        timed: The number of the call that is timed, the last one that is made.
         fresh: Whether eager was asked now, and not at export.
         replaced: Whether references replaced eager's operators for that.
         others: Other inputs of the only call, as `tensors` has them.
@@ -52,7 +52,7 @@ class Steps:
     case: Case
     tensors: Mapping[str, Tensor]
     moves: Mapping[str, Accuracy]
-    timed: int | None
+    timed: int
     fresh: bool = False
     replaced: bool = False
     others: Sequence[Mapping[str, Tensor]] = ()
@@ -60,24 +60,21 @@ class Steps:
     @property
     def count(self) -> int:
         """The number of calls that are made."""
-        return len(self.case.calls) if self.timed is None else self.timed + 1
+        return self.timed + 1
 
     @property
     def label(self) -> str:
         """What is timed, in words."""
         label = case_label(self.case)
-        return label if self.timed is None or len(self.case.calls) == 1 else f"call {self.timed} of {label}"
+        return label if len(self.case.calls) == 1 else f"call {self.timed} of {label}"
 
     def row(self, manifest: Manifest, measurements: tuple[Measurement, ...]) -> Row:
-        """Returns the row of these calls."""
-        number = self.timed or 0
-        call = self.case.calls[number]
-        words, _, _ = case_label(self.case).partition(";")
+        """Returns the row of the timed call."""
+        call = self.case.calls[self.timed]
         several = len(manifest.methods) > 1
-        subject = f"{manifest.name}{f' {call.method}' if several else ''}"
         return Row(
-            subject=subject if self.timed is not None else f"{manifest.name}: {words}",
-            size=label_of(case_sizes(self.case) if self.timed is None else call.sizes),
+            subject=f"{manifest.name}{f' {call.method}' if several else ''}",
+            size=label_of(call.sizes),
             dtype=dtype_of(manifest.method(call.method).call),
             direction="forward",
             moved_bytes=None,
@@ -93,7 +90,7 @@ class StepsOf:
     Attributes:
         path: The package.
         model: It, loaded.
-        method: The method to time; None for whole sequences.
+        method: The method to time.
         eager: The eager model, or None.
         device: A device of this machine.
         options: The sizes.
@@ -101,7 +98,7 @@ class StepsOf:
 
     path: Path
     model: Model
-    method: PackagedMethod | None
+    method: PackagedMethod
     eager: EagerMethods | None
     device: torch.device
     options: PackageOptions
@@ -122,17 +119,16 @@ class StepsOf:
                 yield self._drawn(text, self.eager)
 
     def _recorded(self) -> Iterator[Steps]:
-        """Yields the recorded sequences that have state, or those up to the last call of the method."""
-        manifest, method, found = self.model.manifest, self.method, False
+        """Yields the recorded sequences up to the last call of the method."""
+        manifest, method, found = self.model.manifest, self.method.name, False
         with PackageReader(self.path) as reader:
             if reader.manifest != manifest:
                 raise DigestMismatchError(f"{self.path} was replaced while it was read", hint="Run it again.")
             for place, case in enumerate(manifest.cases):
-                calls = [number for number, call in enumerate(case.calls) if method and call.method == method.name]
-                sequence = method is None and any(manifest.method(call.method).state for call in case.calls)
-                if edge_case_in(reader, case) or not (calls or sequence):
+                calls = [number for number, call in enumerate(case.calls) if call.method == method]
+                if edge_case_in(reader, case) or not calls:
                     continue
-                found, timed = True, calls[-1] if calls else None
+                found, timed = True, calls[-1]
                 if self.eager is None:
                     content = reader.read(case.record)
                     yield Steps(case, load_safetensors(content), moves_of(content), timed)
@@ -142,21 +138,18 @@ class StepsOf:
                     DrawnCall(each.method, bind(each.method, each.args, each.kwargs), each.sizes) for each in loaded
                 ]
                 yield self._asked(self.eager, drawn, timed)
-        if not found and method is None and not manifest.state:
-            raise UsageError(f"{manifest.name} has no state", hint="Leave out --sequence.")
         if not found:
-            what = "a session" if method is None else method.name
-            raise UsageError(f"the package {manifest.name} has no recorded call of {what}", hint="Give --size.")
+            raise UsageError(f"the package {manifest.name} has no recorded call of {method}", hint="Give --size.")
 
     def _drawn(self, text: str, eager: EagerMethods) -> Steps:
         """Draws a sequence at a size of --size; for a method without state a call, and other inputs of it."""
         methods, method, seed = self.model.manifest.methods, self.method, self.options.seed
-        if method is None or method.state:
+        if method.state:
             drawn = draw_session(DescribedModel(eager, methods), parse_sizes(text, session_call(methods)), seed)
-            numbers = [number for number, call in enumerate(drawn) if method and call.method == method.name]
-            if method is not None and not numbers:
+            numbers = [number for number, call in enumerate(drawn) if call.method == method.name]
+            if not numbers:
                 raise UsageError(f"the spec's draw_sequence draws no call of {method.name}", hint="Leave out --size.")
-            return self._asked(eager, drawn, numbers[-1] if numbers else None)
+            return self._asked(eager, drawn, numbers[-1])
         sizes = parse_sizes(text, method.call)
         first = draw_call(eager, method, sizes, seed)
         sets = min(_MAX_SETS, math.ceil(_ENOUGH_BYTES / max(1, sum(t.nbytes for t in first.bound.tensors))))
@@ -169,7 +162,7 @@ class StepsOf:
         self,
         eager: EagerMethods,
         drawn: Sequence[DrawnCall],
-        timed: int | None,
+        timed: int,
         others: Sequence[Sequence[Tensor]] = (),
     ) -> Steps:
         """Asks eager for what a recorded case has of calls, with references for its operators where it allows them."""

@@ -101,7 +101,6 @@ class PackageOptions:
         against: "eager" and names of COMPILERS. None takes eager and "compile" if the eager model can be made, and
             "reduce-overhead" with `cuda_graphs`.
         method: The method to time; None: the default one.
-        sequence: Times the recorded sequences of calls, each in a session, instead of one method.
         sizes: Sizes such as "batch=8,gh=28,gw=28". Empty: the sizes of the recorded calls.
         seconds: The time for each alternative at each size.
         seed: The seed of the inputs.
@@ -114,7 +113,6 @@ class PackageOptions:
 
     against: Sequence[str] | None = None
     method: str | None = None
-    sequence: bool = False
     sizes: Sequence[str] = ()
     seconds: float = 1.0
     seed: int = 0

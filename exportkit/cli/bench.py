@@ -18,6 +18,7 @@ from exportkit.cli.shared_options import (
     device_option,
     eager_options,
     flag,
+    gone_flag,
     public_key_options,
     repeatable,
     seed_option,
@@ -56,7 +57,7 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
     to="sizes",
 )
 @click.option("--method", metavar="NAME", help="For packages: the method to time. Default: `forward`, or the only one.")
-@flag("--sequence", "For packages with state: time whole sequences of calls, as they were recorded, each in a session.")
+@gone_flag("--sequence", "--method NAME times one step of a session, the last call in each recorded sequence.")
 @device_option("Where to run; auto: CUDA if there is a device, else the CPU.", default="auto")
 @flag("--cuda-graphs", "For packages on CUDA: time CUDA graphs too, and torch.compile's reduce-overhead.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads torch uses on the CPU. Default: torch's choice.")
@@ -93,7 +94,7 @@ def command(
     model is made if --model names it, or if an installed package has registered the name that the package recorded.
 
     Of a method with state, the last call in each recorded sequence is timed. Before each call, the session gets the
-    state that it had there, which is not timed. --sequence times all calls of a sequence, in a new session.
+    state that it had there, which is not timed.
 
     The alternatives take turns. Inputs rotate, so that caches do not hold them. On CUDA an operator has two times: of
     a call with its launches, and of the kernels alone, replayed from a CUDA graph. The table shows the kernels' time
@@ -160,7 +161,7 @@ def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
         "--op-library": eager.op_libraries,
         "--public-key": trust.keys,
         "--signature": trust.signature,
-        **{f"--{name.replace('_', '-')}": options[name] for name in ("onnx", "method", "sequence", "cuda_graphs")},
+        **{f"--{name.replace('_', '-')}": options[name] for name in ("onnx", "method", "cuda_graphs")},
     }
     for option, value in of_packages.items():
         if value:
@@ -191,8 +192,6 @@ def _of_packages(packages: list[Path], step: Any, **options: Any) -> Any:
         )
     if options["trust"].signature and len(packages) > 1:
         raise click.UsageError("--signature works with one package only; put each signature beside its package.")
-    if options["sequence"] and options["method"]:
-        raise click.UsageError("--method and --sequence exclude each other: a sequence has calls of several methods.")
     others = {name: value for name, value in options.items() if name not in ("against", "dtype", "direction")}
     chosen = PackageOptions(against=options["against"] or None, **others)
     return lambda device, rate: bench_packages(packages, device, chosen, step)

@@ -1,4 +1,4 @@
-"""Steps of a session and whole sequences are timed, from the same state each time."""
+"""Steps of a session are timed, from the same state each time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolve import resolve
 from exportkit.onnx.export_onnx import export_onnx
 from exportkit.reference_model import ReferenceModel
-from tests.artifacts import ROOT, artifact
+from tests.artifacts import artifact
 from tests.onnx.small_models import write_small
 
 pytestmark = pytest.mark.slow
@@ -36,9 +36,9 @@ def bench(path: Path, **options):
     return list(bench_packages([path], CPU, chosen, lambda step: None))
 
 
-def test_a_sequence_is_timed_beside_eagers_session(decoder):
-    rows = bench(decoder, sequence=True)
-    assert {row.subject for row in rows} == {"Decoder: prefill, 4 times decode"}
+def test_a_step_of_each_recorded_sequence_is_timed_beside_eagers_session(decoder):
+    rows = bench(decoder, method="decode")
+    assert {row.subject for row in rows} == {"Decoder decode"}
     assert len(rows) == 4
     for row in rows:
         assert [m.name for m in row.measurements] == ["exportkit", "eager"]
@@ -61,13 +61,12 @@ def test_a_method_without_state_is_timed_as_before(decoder):
 def test_onnx_runtime_is_given_the_state_that_it_gave_back(decoder, tmp_path):
     export_onnx(resolve("tests/verify/state_models.py:decoder"), tmp_path / "dec.onnx", TraceOptions(cases=1))
     onnx = tmp_path / "dec.onnx.exportkit"
-    (row, *_) = bench(decoder, sequence=True, onnx=onnx, against=[])
-    assert [m.name for m in row.measurements] == ["exportkit", "onnxruntime"]
     (row, *_) = bench(decoder, method="decode", onnx=onnx, against=[])
+    assert [m.name for m in row.measurements] == ["exportkit", "onnxruntime"]
     assert row.get("onnxruntime").error < 1e-5
     other = write_small(tmp_path / "small.onnx")
     with pytest.raises(UsageError, match="has no method"):
-        bench(decoder, sequence=True, onnx=other, against=[])
+        bench(decoder, method="decode", onnx=other, against=[])
 
 
 def test_every_timed_call_begins_with_the_same_state(decoder, monkeypatch):
@@ -99,7 +98,7 @@ def test_a_session_that_answers_something_else_is_refused(decoder, monkeypatch):
 
     monkeypatch.setattr(Calls, "answers", wrong)
     with pytest.raises(WrongResultError, match=r"state position"):
-        bench(decoder, sequence=True)
+        bench(decoder, method="decode")
 
 
 def test_what_comes_before_a_call_is_not_timed_and_precedes_each():
@@ -115,8 +114,7 @@ def test_what_comes_before_a_call_is_not_timed_and_precedes_each():
     [
         ({}, "has several methods"),
         ({"method": "encode"}, "has no method encode"),
-        ({"sequence": True, "sizes": ["batch=9,n=1"]}, "out of its range"),
-        ({"path": ROOT / "tests" / "golden" / "format-1-cpu.pt2", "sequence": True, "against": []}, "has no state"),
+        ({"method": "decode", "sizes": ["batch=9,n=1"]}, "out of its range"),
     ],
 )
 def test_what_cannot_be_timed_is_refused(decoder, options, message):
@@ -124,6 +122,6 @@ def test_what_cannot_be_timed_is_refused(decoder, options, message):
         bench(**{"path": decoder, **options})
 
 
-def test_method_and_sequence_exclude_each_other(decoder, capsys):
-    assert main(["bench", str(decoder), "--method", "decode", "--sequence"]) == 2
-    assert "exclude each other" in capsys.readouterr().err
+def test_who_asks_for_whole_sequences_hears_of_steps(decoder, capsys):
+    assert main(["bench", str(decoder), "--sequence"]) == 2
+    assert "--method NAME times one step of a session" in capsys.readouterr().err
