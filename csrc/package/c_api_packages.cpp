@@ -166,10 +166,6 @@ int ek_package_check_unchanged(const ek_package* package) {
   return guarded([&] { package->reader.check_unchanged(); });
 }
 
-int ek_package_check_trust(ek_package* package, const ek_demand* demand, ek_text* signers) {
-  return guarded([&] { answer(signers, json(check_trust(package->reader, request_of(*demand)))); });
-}
-
 ek_text ek_package_signers(const ek_package* package) { return view(package->signers); }
 
 int ek_package_signature_files(const ek_package* package, ek_text* files) {

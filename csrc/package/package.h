@@ -113,9 +113,7 @@ EK_API int ek_package_verify_once(ek_package* package, int always, int* read);
 EK_API int ek_package_check_case(const ek_package* package, size_t index, const void* content, size_t size);
 /* Fails if the open file was written to. */
 EK_API int ek_package_check_unchanged(const ek_package* package);
-/* Signers, a JSON list of {"id", "source", "is_ed25519"}: a key that satisfies the caller, then one for each policy. */
-EK_API int ek_package_check_trust(ek_package* package, const ek_demand* demand, ek_text* signers);
-/* The signers found when the package was opened. */
+/* The signers found at opening, a JSON list of {"id", "source", "is_ed25519"}: the caller's, then each policy's. */
 EK_API ek_text ek_package_signers(const ek_package* package);
 /* The signature files beside the package, unchecked: a JSON list of {"path", "key_ids", "problem"}. */
 EK_API int ek_package_signature_files(const ek_package* package, ek_text* files);

@@ -88,7 +88,6 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # the type of the result, then those
     "ek_package_verify_once": (c_int, c_void_p, c_int, POINTER(c_int)),
     "ek_package_check_case": (c_int, c_void_p, c_size_t, c_char_p, c_size_t),
     "ek_package_check_unchanged": (c_int, c_void_p),
-    "ek_package_check_trust": (c_int, c_void_p, _DEMAND, _TEXT),
     "ek_package_signers": (Text, c_void_p),
     "ek_package_signature_files": (c_int, c_void_p, _TEXT),
     "ek_package_map": (c_int, c_void_p, _HANDLE),

@@ -14,7 +14,6 @@ from exportkit.errors import SignatureMissingError, UsageError
 from exportkit.package import core
 from exportkit.package.archive import PackageReader
 from exportkit.package.core import KeySource, SignatureSource
-from exportkit.package.keys import PublicKey, decode_signers
 
 KeySources = KeySource | Sequence[KeySource]
 
@@ -90,29 +89,6 @@ class Trust:
                 hint="On a machine that requires none, run `exportkit export --trust --format program` on it, and "
                 "sign the result.",
             )
-
-
-def check_trust(
-    reader: PackageReader, public_key: KeySources | None = None, signature: SignatureSource | None = None
-) -> tuple[PublicKey, ...]:
-    """Checks that an open package has the signatures that the caller and this machine's policies require.
-
-    A signature covers the manifest, which has the digest of every record; `reader.verify()` checks these. A bundle of
-    OpenSSF model signing, made with an elliptic curve key, covers the file, which is read for the check.
-
-    Returns:
-        The keys whose signatures satisfied the caller and then each policy; empty if no signature is required.
-
-    Raises:
-        RevokedError: A policy's revocation list names the package, or the keys that signed it.
-        SignatureMissingError: No required key has signed the package.
-        SignatureError: A signature is invalid or belongs to another package.
-        UsageError: A key cannot be used, or `signature` is given but no signature is required.
-        PolicyError: A policy cannot be read or trusted.
-        HostError: libcrypto is not installed.
-    """
-    asked = demand(public_key, signature)
-    return decode_signers(core.text("ek_package_check_trust", reader.handle, byref(asked)))
 
 
 def signature_info(reader: PackageReader) -> tuple[SignatureInfo, ...]:

@@ -9,7 +9,7 @@ import pytest
 from exportkit.libraries import host_platform
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import FORMAT_VERSION
-from exportkit.package.trust import check_trust
+from exportkit.package.trust import demand
 from tests.golden.make import MAX_BYTES
 from tests.subprocesses import run_python
 
@@ -89,8 +89,8 @@ def test_it_reads_on_any_machine(package: Path) -> None:
 )
 def test_signatures_of_every_form_hold(version: int, key: str) -> None:
     folder = Path(__file__).parent
-    with PackageReader(folder / f"format-{version}-cpu.pt2") as reader:
-        (signer,) = check_trust(reader, folder / key)
+    with PackageReader(folder / f"format-{version}-cpu.pt2", demand=demand(folder / key)) as reader:
+        (signer,) = reader.signers
     assert signer.source == str(folder / key)
 
 

@@ -17,7 +17,7 @@ from exportkit.errors import SigningError, UsageError
 from exportkit.package.archive import PackageReader
 from exportkit.package.external_key import command_key
 from exportkit.package.signing import sign_package
-from exportkit.package.trust import check_trust
+from exportkit.package.trust import demand
 from tests.commands import run
 from tests.package.signers import Signer, package, signer
 
@@ -71,8 +71,8 @@ def test_what_a_command_signs_is_what_the_key_signs(path: Path, tmp_path: Path, 
         return
     made = sign_package(path, command_key(service(key, gets, form), key.public, gets))
     assert made.name == ("model.pt2.sig" if curve is None else "model.pt2.sigstore.json")
-    with PackageReader(path) as reader:
-        assert [found.source for found in check_trust(reader, key.public)] == [str(key.public)]
+    with PackageReader(path, demand=demand(key.public)) as reader:
+        assert [found.source for found in reader.signers] == [str(key.public)]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_signatures_that_are_there_survive_a_command_that_fails(path: Path, rele
         sign_package(path, command_key("cat", other.public))
     assert written.read_bytes() == before
     sign_package(path, command_key(service(other), other.public))
-    with PackageReader(path) as reader:
-        assert check_trust(reader, release.public)
-        assert check_trust(reader, other.public)
+    for public in (release.public, other.public):
+        with PackageReader(path, demand=demand(public)) as reader:
+            assert reader.signers
 
 
 def test_no_child_of_a_command_outlives_its_time(path: Path, release: Signer, tmp_path: Path) -> None:
@@ -172,5 +172,5 @@ def test_a_key_in_a_hardware_module_signs_by_pkcs11(path: Path, tmp_path: Path, 
     read = [*shlex.split(tool), "--read-object", "--type", "pubkey", "--id", "01", "-o", str(public)]
     subprocess.run(read, check=True, capture_output=True)
     sign_package(path, command_key(f"{tool} --sign --mechanism EDDSA --id 01", public))
-    with PackageReader(path) as reader:
-        assert [key.source for key in check_trust(reader, public)] == [str(public)]
+    with PackageReader(path, demand=demand(public)) as reader:
+        assert [key.source for key in reader.signers] == [str(public)]

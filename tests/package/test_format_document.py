@@ -22,7 +22,7 @@ from exportkit.package.consistency import AOTINDUCTOR_DIR, CASES_DIR, OPERATORS_
 from exportkit.package.manifest import FORMAT_VERSION, MANIFEST_NAME, Strict, decode_manifest, encode_manifest
 from exportkit.package.signing import sign_package
 from exportkit.package.structure import MAX_DEPTH
-from exportkit.package.trust import check_trust
+from exportkit.package.trust import demand
 from tests.adversarial.forge import STOCK_RECORDS
 from tests.package import samples
 from tests.package.signers import signer
@@ -195,6 +195,6 @@ def test_the_example_of_a_policy_is_one(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("EXPORTKIT_POLICY", str(tmp_path / "policy.json"))
     write_package(tmp_path / "example.pt2", decode_manifest(example()), samples.RECORDS)
     sign_package(tmp_path / "example.pt2", key.key)
-    with PackageReader(tmp_path / "example.pt2") as reader:
-        (found,) = check_trust(reader)
+    with PackageReader(tmp_path / "example.pt2", demand=demand()) as reader:
+        (found,) = reader.signers
     assert found.source == str(key.public)

@@ -19,7 +19,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.keys import read_private_key, read_public_key
 from exportkit.package.signature import Signatures, read_signatures
 from exportkit.package.signing import sign_package
-from exportkit.package.trust import check_trust, demand, signature_info
+from exportkit.package.trust import demand, signature_info
 from tests.package.signers import Signer, no_password, package, signer, written
 from tests.subprocesses import run_interpreter
 
@@ -37,12 +37,9 @@ def signed(tmp_path: Path, release: Signer) -> Path:
 
 
 def signed_by(path: Path, *keys: Path, **options: Any) -> list[str]:
-    """Where the keys come from that have signed; asked of an open package, and of one while it is opened."""
-    with PackageReader(path) as reader:
-        signers = check_trust(reader, keys, **options)
+    """Where the keys come from that have signed."""
     with PackageReader(path, demand=demand(keys, **options)) as reader:
-        assert reader.signers == signers
-    return [key.source for key in signers]
+        return [key.source for key in reader.signers]
 
 
 def beside(path: Path) -> Path:
@@ -60,15 +57,15 @@ def said(path: Path) -> Signatures:
 
 def test_a_package_is_trusted_by_the_key_that_signed_it(signed: Path, release: Signer) -> None:
     assert signed_by(signed, release.public) == [str(release.public)]
-    with PackageReader(signed) as reader:
-        (key,) = check_trust(reader, release.public.read_text())
+    with PackageReader(signed, demand=demand(release.public.read_text())) as reader:
+        (key,) = reader.signers
     assert (key.id, key.source) == (release.key.public.id, "text")
 
 
 def test_nobody_asks_and_nothing_is_looked_at(signed: Path) -> None:
     beside(signed).write_bytes(b"\xff no signature file")
-    with PackageReader(signed) as reader:
-        assert check_trust(reader) == ()
+    with PackageReader(signed, demand=demand()) as reader:
+        assert reader.signers == ()
 
 
 def test_signing_leaves_the_package_as_it_was_and_the_same_key_signs_the_same_bytes(
@@ -311,15 +308,14 @@ def test_what_is_no_key_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_what_names_no_key_is_a_mistake_and_not_a_way_around(signed: Path, release: Signer, tmp_path: Path) -> None:
-    with PackageReader(signed) as reader:
-        for ask, said in (
-            (lambda: read_public_key(release.private), "is a private key"),
-            (lambda: read_public_key(tmp_path / "absent.pem"), r"the public key .*absent\.pem cannot be read: No such"),
-            (lambda: check_trust(reader, ()), "list of public keys is empty"),
-            (lambda: check_trust(reader, signature=beside(signed)), "without a public key"),
-        ):
-            with pytest.raises(UsageError, match=said):
-                ask()
+    for ask, said in (
+        (lambda: read_public_key(release.private), "is a private key"),
+        (lambda: read_public_key(tmp_path / "absent.pem"), r"the public key .*absent\.pem cannot be read: No such"),
+        (lambda: PackageReader(signed, demand=demand(())), "list of public keys is empty"),
+        (lambda: PackageReader(signed, demand=demand(signature=beside(signed))), "without a public key"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            ask()
 
 
 def test_an_encrypted_key_asks_for_its_password(tmp_path: Path) -> None:
@@ -337,13 +333,13 @@ from pathlib import Path
 from exportkit.errors import HostError
 from exportkit.package.archive import PackageReader
 from exportkit.package.keys import read_private_key
-from exportkit.package.trust import check_trust
+from exportkit.package.trust import demand
 path, public, private = sys.argv[1:]
-with PackageReader(path) as reader:
-    assert check_trust(reader) == ()
-    for check in (lambda: check_trust(reader, public), lambda: read_private_key(Path(private), lambda: "")):
-        try: print("done", len(check()))
-        except HostError as error: print(error)
+def signers(*keys): return PackageReader(path, demand=demand(*keys)).signers
+assert signers() == ()
+for check in (lambda: signers(public), lambda: read_private_key(Path(private), lambda: "")):
+    try: print("done", len(check()))
+    except HostError as error: print(error)
 """
 
 
