@@ -18,7 +18,6 @@ from exportkit.cli.shared_options import (
     device_option,
     eager_options,
     flag,
-    gone_flag,
     public_key_options,
     repeatable,
     seed_option,
@@ -57,7 +56,6 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
     to="sizes",
 )
 @click.option("--method", metavar="NAME", help="For packages: the method to time. Default: `forward`, or the only one.")
-@gone_flag("--sequence", "--method NAME times one step of a session, the last call in each recorded sequence.")
 @device_option("Where to run; auto: CUDA if there is a device, else the CPU.", default="auto")
 @flag("--cuda-graphs", "For packages on CUDA: time CUDA graphs too, and torch.compile's reduce-overhead.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads torch uses on the CPU. Default: torch's choice.")

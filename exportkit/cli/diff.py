@@ -12,7 +12,7 @@ import click
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, progress
-from exportkit.cli.shared_options import EXISTING_FILE, gone_flag
+from exportkit.cli.shared_options import EXISTING_FILE
 from exportkit.progress import bytes_text
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ _EFFECTS = {"answer": "changes answers", "load": "changes what loads it", None: 
 @exportkit_command("diff", short_help="Compare two packages.")
 @click.argument("a", type=EXISTING_FILE, metavar="A")
 @click.argument("b", type=EXISTING_FILE, metavar="B")
-@gone_flag("--run", "verify holds each package's answers to those of its own eager model.")
 def command(a: Path, b: Path, as_json: bool) -> None:
     """Compare two artifacts or packages, or ONNX models, part by part.
 

@@ -11,7 +11,6 @@ from exportkit.bench import packages
 from exportkit.bench.contenders import Calls
 from exportkit.bench.packages import PackageOptions, bench_packages
 from exportkit.bench.timing import Alternative, measure
-from exportkit.cli import main
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolve import resolve
@@ -120,8 +119,3 @@ def test_what_comes_before_a_call_is_not_timed_and_precedes_each():
 def test_what_cannot_be_timed_is_refused(decoder, options, message):
     with pytest.raises(UsageError, match=message):
         bench(**{"path": decoder, **options})
-
-
-def test_who_asks_for_whole_sequences_hears_of_steps(decoder, capsys):
-    assert main(["bench", str(decoder), "--sequence"]) == 2
-    assert "--method NAME times one step of a session" in capsys.readouterr().err

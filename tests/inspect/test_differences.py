@@ -233,9 +233,3 @@ def test_a_policy_does_not_hold_for_what_is_read(
     key = signer(tmp_path)
     monkeypatch.setenv("EXPORTKIT_POLICY", str(write_policy(tmp_path / "policy.json", key.public)))
     assert run(capsys, "diff", nets["net"], nets["net"])[0] == 0
-
-
-def test_packages_are_not_run_any_more(nets: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "diff", nets["net"], nets["net"], "--run")
-    assert code == 2
-    assert "--run is no more: verify" in err
