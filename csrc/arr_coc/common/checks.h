@@ -2,20 +2,13 @@
 // call the kernels directly. exportkit/operators/contract/layout.py has the same messages for the fakes.
 #pragma once
 
+#include <initializer_list>
 #include <sstream>
 #include <stdexcept>
 
 #include "arr_coc/common/dispatch.h"
 
 namespace arr_coc {
-
-template <class... Parts>
-void check(bool holds, const Parts&... parts) {
-  if (holds) return;
-  std::ostringstream message;
-  (message << ... << parts);
-  throw std::runtime_error(message.str());
-}
 
 // A tensor's sizes, formatted only when a check fails.
 struct Shape {
@@ -26,6 +19,34 @@ inline std::ostream& operator<<(std::ostream& text, const Shape& shape) {
   text << '[';
   for (int64_t dim = 0; dim < shape.tensor.dim(); ++dim) text << (dim ? ", " : "") << shape.tensor.size(dim);
   return text << ']';
+}
+
+// A part of a message: one type for all that messages have, so that they are written by one function.
+class Part {
+ public:
+  Part(const char* text)
+      : value_(text), write_([](std::ostream& out, const void* value) { out << static_cast<const char*>(value); }) {}
+
+  template <class T>
+  Part(const T& value)
+      : value_(&value), write_([](std::ostream& out, const void* value) { out << *static_cast<const T*>(value); }) {}
+
+  void write(std::ostream& out) const { write_(out, value_); }
+
+ private:
+  const void* value_;
+  void (*write_)(std::ostream&, const void*);
+};
+
+[[noreturn, gnu::noinline, gnu::cold]] inline void fail(std::initializer_list<Part> parts) {
+  std::ostringstream message;
+  for (const Part& part : parts) part.write(message);
+  throw std::runtime_error(message.str());
+}
+
+template <class... Parts>
+void check(bool holds, const Parts&... parts) {
+  if (!holds) fail({parts...});
 }
 
 inline Shape shape_of(const Tensor& tensor) { return {tensor}; }
