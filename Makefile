@@ -1,14 +1,18 @@
 # `make demo` and `make test` each do their own set-up: a venv at .venv, torch by constraints.txt, the build.
-# PYTHON chooses the interpreter (3.11 or newer); EXPORTKIT_CUDA and EXPORTKIT_CPP_RUNTIME choose what is built, and
-# setup.py says how. `make test` compiles the CUDA sources wherever nvcc is, `make wheel` demands nvcc and builds for
-# every GPU of a release, and the others build for the GPU that is here. TORCH=2.15.0 takes another torch than the pinned
-# one, for any target: its venv is .venv-2.15.0.
+# PYTHON chooses the interpreter (3.11 or newer); EXPORTKIT_CUDA, EXPORTKIT_CPU and EXPORTKIT_CPP_RUNTIME choose what is
+# built, and setup.py says how. `make test` compiles the CUDA sources wherever nvcc is, `make wheel` demands nvcc and
+# builds for every GPU of a release, and the others build for the GPU that is here. `make demo` before any other build
+# compiles for the processor that is here, the others for all. TORCH=2.15.0 takes another torch than the pinned one, for
+# any target: its venv is .venv-2.15.0.
 PYTHON ?= python3
 EXPORTKIT_CUDA ?= $(if $(filter test test-all,$(MAKECMDGOALS)),check,$(if $(filter wheel reproducible,$(MAKECMDGOALS)),1,auto))
-export EXPORTKIT_CUDA
+EXPORTKIT_CPU ?= $(if $(wildcard build/.built-*),all,$(if $(filter demo,$(MAKECMDGOALS)),here,all))
+export EXPORTKIT_CUDA EXPORTKIT_CPU
 VENV := .venv$(TORCH:%=-%)
 BIN := $(VENV)/bin
+TOOLS := $(VENV)/.tools
 INSTALLED := $(VENV)/.torch
+READER := build/.reader
 LEAN := $(VENV)/.lean
 READY := $(VENV)/.ready
 # Says how long a step takes: $(TIMED) "a step" command...
@@ -62,23 +66,32 @@ help:
 	@echo "make wheel-aarch64   the wheel for aarch64, without CUDA kernels, by a cross-compiler"
 	@echo "make clean   removes the venv, the build and the caches"
 
-$(INSTALLED): constraints.txt
+$(TOOLS): constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "exportkit needs Python 3.11 or newer here, this is " + sys.version.split()[0] + ": set PYTHON=python3.x")'
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_PACKAGES) >/dev/null 2>&1; then \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_PACKAGES) || true; fi
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS))
-	@$(TIMED) "installing torch" $(BIN)/python -m pip install -q -c $(CONSTRAINTS) torch numpy "setuptools>=77" wheel ninja
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) numpy "setuptools>=77" wheel ninja
+	@touch $@
+
+$(INSTALLED): $(TOOLS)
+	@$(TIMED) "installing torch" $(BIN)/python -m pip install -q -c $(CONSTRAINTS) torch
+	@touch $@
+
+# While pip is installing torch, where make may run two jobs: the reader of packages needs none.
+$(READER): | $(TOOLS)
+	@$(TIMED) "compiling the reader" env MAKEFLAGS= $(BIN)/python setup.py -q build_reader
 	@touch $@
 
 # After the editable install, which would write into the build folder at the same time. ninja would ask make for jobs.
 $(BUILT): $(INSTALLED) $(SOURCES) | $(LEAN)
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_PACKAGES) >/dev/null 2>&1; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_PACKAGES) || true; fi
 	@$(TIMED) "compiling the runtime" env MAKEFLAGS= $(BIN)/python setup.py -q build_ext --inplace
 	@rm -f build/.built-* && touch $@
 
 # An editable install with what the demo needs, once. It builds what is not built yet; $(BUILT) follows the sources.
-$(LEAN): pyproject.toml setup.py | $(INSTALLED)
-	@echo "installing exportkit and compiling its operators: a minute or two"
+$(LEAN): pyproject.toml setup.py | $(INSTALLED) $(READER)
+	@echo "installing exportkit and compiling its operators: a minute"
 	@$(TIMED) "installing exportkit" env MAKEFLAGS= EXPORTKIT_CPP_RUNTIME=0 \
 		$(BIN)/python -m pip install -q -c $(CONSTRAINTS) --no-build-isolation -e ".[demo]"
 	@touch $@
@@ -93,7 +106,8 @@ build: $(BUILT)
 setup: build $(READY)
 
 # Without the C++ runtime, which the demo does not use.
-demo: $(LEAN)
+demo:
+	@$(MAKE) --no-print-directory -j2 -O $(LEAN)
 	@$(TIMED) "compiling" env MAKEFLAGS= EXPORTKIT_CPP_RUNTIME=0 $(BIN)/python setup.py -q build_ext --inplace
 	@$(TIMED) "the demo" $(BIN)/exportkit demo
 

@@ -15,6 +15,10 @@ Environment:
         0: nothing.
         check: as auto; without a GPU, the sources are compiled for one architecture, unoptimised, and stay in the build
             folder (`make test` does so).
+    EXPORTKIT_CPU: Which x86-64 levels the loops of the CPU operators are compiled for.
+        all (default): three of them; each processor runs the best for it.
+        here: the one of this processor, in a fraction of the time (`make demo` does so). Other processors' loaders may
+            refuse the library, and so a package with it.
     EXPORTKIT_ARR_COC: 0 leaves ARR-COC out: its operators, model, demo and entry points.
     EXPORTKIT_CPP_RUNTIME: 0, 1 or auto (default): whether the C++ runtime is built; auto builds it where CMake is
         installed.
@@ -28,6 +32,8 @@ Environment:
         (`make wheel-aarch64`). The C++ runtime needs that machine's torch then: EXPORTKIT_TORCH.
 """
 
+import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -40,7 +46,6 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from setuptools import Extension, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
@@ -49,7 +54,11 @@ ROOT = Path(__file__).parent.resolve()
 MACHINE = sysconfig.get_platform().rpartition("-")[2]
 CROSS = platform.machine() != MACHINE
 COMPILER = os.environ.get("CXX") or (f"{MACHINE}-linux-gnu-g++" if CROSS else "g++")
-TORCH = Path(os.environ.get("EXPORTKIT_TORCH") or Path(torch.__file__).parent).resolve()
+# Not imported, which takes seconds. The reader alone is built without one.
+FOUND_TORCH = importlib.util.find_spec("torch")
+if FOUND_TORCH is None and "build_reader" not in sys.argv:
+    sys.exit("there is no torch to build for: pip install torch, then pip install --no-build-isolation .")
+TORCH = Path(os.environ.get("EXPORTKIT_TORCH") or (Path(FOUND_TORCH.origin).parent if FOUND_TORCH else "")).resolve()
 # torch's headers are for every machine, its libraries for one.
 OTHER_TORCH = CROSS and "EXPORTKIT_TORCH" not in os.environ
 TARGET_TORCH = "0x020b000000000000"  # 2.11: the oldest torch the libraries load in
@@ -60,13 +69,13 @@ CHECKED = "cuda-check"  # the folder of what is compiled but not installed, in t
 DEBUG = os.environ.get("DEBUG", "0") == "1"
 
 # Messages and libraries name no build folder, nor where torch was.
-PLACELESS = ["-fPIC", f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={TORCH}/="]
+PLACELESS = ["-fPIC", f"-ffile-prefix-map={ROOT}/="]
 # The C++ runtime uses the reader's classes, so that they are visible. What it allocates for hostile packages is bounded
 # by its own checks; the library's of bounds are kept all the same.
 PACKAGE_FLAGS = ["-std=c++20", *(["-O0", "-g"] if DEBUG else ["-O2"]), "-D_GLIBCXX_ASSERTIONS", "-Wall", "-Wextra",
                  *PLACELESS, f"-I{ROOT / 'csrc'}"]  # fmt: skip
 # Only the operators' registrations run, so nothing else of them is visible.
-COMMON = [*PLACELESS, "-fvisibility=hidden"]
+COMMON = [*PLACELESS, f"-ffile-prefix-map={TORCH}/=", "-fvisibility=hidden"]
 DEFINES = [f"-DTORCH_TARGET_VERSION={TARGET_TORCH}", f"-I{ROOT / 'csrc'}", "-isystem", str(TORCH / "include")]
 # Nobody here reads errno or the floating-point exception flags, and a loop that must keep them is not vectorised. No
 # result changes, unlike with -ffast-math. torch is built so too.
@@ -87,6 +96,15 @@ NVCC_FLAGS = ["-std=c++17", "-DUSE_CUDA", "-Xfatbin=-compress-all", f"-Xcompiler
 NVCC_OPTIMISED = ["-G", "-g"] if DEBUG else ["-O3"]
 NVCC_QUICK = ["-Xcicc=-O0", "-Xptxas=-O0"]
 STRIP = [] if DEBUG else ["-s"]
+# What most sources include, or half of their time goes into reading it: the headers of others, by compiler rule.
+PRECOMPILED = {
+    "cxx": ["torch/csrc/stable/library.h", "torch/csrc/stable/ops.h", "algorithm", "cmath", "cstring", "sstream",
+            *(["immintrin.h"] if MACHINE == "x86_64" else [])],
+    "cxx_package": ["algorithm", "array", "cstring", "filesystem", "fstream", "functional", "map", "memory", "optional",
+                    "set", "span", "sstream", "stdexcept", "string", "string_view", "unordered_map", "vector"],
+}  # fmt: skip
+# After that header, GCC 12 warns of its own library in these. The code is the same.
+PLAIN = ("csrc/package/keys.cpp", "csrc/package/writer.cpp")
 TORCH_GOES = """\
 exportkit: exportkit-run will not look for torch in {torch}:
 that is the torch of an isolated build, or others can put another one there. Python runs packages all the same;
@@ -137,6 +155,8 @@ def choose_cuda():
 
 def visible_architectures():
     """Those of the GPUs that torch sees, such as "8.0;9.0"; the empty string without one."""
+    import torch
+
     capabilities = {torch.cuda.get_device_capability(gpu) for gpu in range(torch.cuda.device_count())}
     return ";".join(f"{major}.{minor}" for major, minor in sorted(capabilities))
 
@@ -173,6 +193,19 @@ def minor_of(torch_folder):
     return ".".join(re.findall(r"define TORCH_VERSION_(?:MAJOR|MINOR) (\d+)", header.read_text()))
 
 
+def processor_level():
+    """The x86-64 level that the operators' loops are compiled for, such as "x86-64-v4"; None for all of them."""
+    wanted = os.environ.get("EXPORTKIT_CPU", "all")
+    if wanted not in ("all", "here"):
+        sys.exit(f"EXPORTKIT_CPU must be all or here, got {wanted!r}")
+    if wanted == "all" or MACHINE != "x86_64" or CROSS:
+        return None
+    # The loader names the best first; it compares a library's level with these.
+    loader = subprocess.run(["/lib64/ld-linux-x86-64.so.2", "--help"], capture_output=True, text=True, check=False)
+    found = re.search(r"(x86-64-v[34]) \(supported", loader.stdout)
+    return found[1] if found else None
+
+
 def gencode_flags(architectures):
     """nvcc's flags for a list such as "8.0;9.0+PTX"."""
     flags = []
@@ -202,22 +235,16 @@ class BuildLibraries(build_ext):
 
     def run(self):
         """Compiles what changed, with MAX_JOBS jobs or one a core."""
-        if shutil.which(shlex.split(COMPILER)[0]) is None:
-            debian = f"g++-{MACHINE.replace('_', '-')}-linux-gnu" if CROSS else "g++"
-            sys.exit(f"there is no C++ compiler {COMPILER}: apt-get install {debian}, or name another one in CXX")
         cuda, reason = choose_cuda()
+        level = processor_level()
         print(
-            f"exportkit: torch {torch.__version__} headers, stable ABI of torch 2.11, "
-            f"{'debug' if DEBUG else 'optimised'} build; CUDA {cuda.architectures if cuda else 'off'} ({reason})",
+            f"exportkit: torch {importlib.metadata.version('torch')} headers, stable ABI of torch 2.11, "
+            f"{'debug' if DEBUG else 'optimised'} build; CUDA {cuda.architectures if cuda else 'off'} ({reason}); "
+            f"CPU {level or 'of any level'}",
             file=sys.stderr,
         )
-        # Not build_temp, which differs between `pip install -e`, wheels and build_ext: each would compile it all again.
-        build = ROOT / "build" / (("debug" if DEBUG else "release") + (f"-{MACHINE}" if CROSS else ""))
-        build.mkdir(parents=True, exist_ok=True)
-        (build / "build.ninja").write_text(self.ninja_file(cuda))
-        jobs = ["-j", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
         print("exportkit: compiling takes three minutes of one core, for CUDA more; cores share them", file=sys.stderr)
-        subprocess.run([ninja(), "-C", str(build), *jobs], check=True, stdout=sys.stderr)
+        built, jobs = self.compile(cuda, level)
         if not (cuda and cuda.installed):
             for library in [extension for extension in self.extensions if extension.name.endswith("_cuda")]:
                 self.extensions.remove(library)
@@ -227,8 +254,22 @@ class BuildLibraries(build_ext):
             target.parent.mkdir(parents=True, exist_ok=True)
             # A new file, not new content: another process may have the old one mapped.
             target.unlink(missing_ok=True)
-            shutil.copy2(build / target.name, target)
+            shutil.copy2(built[target.stem], target)
         self.build_runtime(Path(self.get_ext_fullpath("exportkit.lib.any")).parents[1], jobs)
+
+    def compile(self, cuda, level):
+        """Runs ninja. Returns the path of each library by its name, and ninja's options for the number of jobs."""
+        if shutil.which(shlex.split(COMPILER)[0]) is None:
+            debian = f"g++-{MACHINE.replace('_', '-')}-linux-gnu" if CROSS else "g++"
+            sys.exit(f"there is no C++ compiler {COMPILER}: apt-get install {debian}, or name another one in CXX")
+        # Not build_temp, which differs between `pip install -e`, wheels and build_ext: each would compile it all again.
+        build = ROOT / "build" / (("debug" if DEBUG else "release") + (f"-{MACHINE}" if CROSS else ""))
+        build.mkdir(parents=True, exist_ok=True)
+        lines, built = self.ninja_file(build, cuda, level)
+        (build / "build.ninja").write_text(lines)
+        jobs = ["-j", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
+        subprocess.run([ninja(), "-C", str(build), *jobs, *built.values()], check=True, stdout=sys.stderr)
+        return {library: build / target for library, target in built.items()}, jobs
 
     def build_runtime(self, package, jobs):
         """Builds csrc/runtime and installs it into the package's folder; says so where that cannot be."""
@@ -274,13 +315,12 @@ class BuildLibraries(build_ext):
         subprocess.run([ninja(), "-C", str(build), *jobs, "install"], check=True, stdout=sys.stderr)
         return None
 
-    def ninja_file(self, cuda):
-        """The build of every library but the C++ runtime."""
+    def ninja_file(self, build, cuda, level):
+        """The build of every library but the C++ runtime. Returns it, and where it puts each library."""
         cxx = COMPILER
         lib = "-Ltorch" if OTHER_TORCH else f"-L{TORCH / 'lib'}"
-        lines = rules("cxx", [cxx, "-MMD", "-MF", "$out.d", *CXX_FLAGS, "-c", "$in", "-o", "$out"], depfile=True)
-        compile_package = [cxx, "-MMD", "-MF", "$out.d", *PACKAGE_FLAGS]
-        lines += rules("cxx_package", [*compile_package, "-c", "$in", "-o", "$out"], depfile=True)
+        lines = compiler_rules(build, "cxx", [cxx, *CXX_FLAGS])
+        lines += compiler_rules(build, "cxx_package", [cxx, *PACKAGE_FLAGS])
         exports = f"-Wl,--version-script={ROOT / 'csrc/package/exports.map'}"
         lines += rules("link_package", [cxx, "-shared", *STRIP, "$in", "-o", "$out", exports,
                                         "-Wl,-soname,libexportkit_package.so", "-ldl", "-lpthread"])  # fmt: skip
@@ -298,21 +338,40 @@ class BuildLibraries(build_ext):
                                          lib, *(f"-Xlinker={flag}" for flag in STRIP),
                                          "-Xlinker=-soname,libarr_coc_cuda.so",
                                          "-Xlinker=--no-as-needed", "-ltorch"])  # fmt: skip
+        built = {}
         for extension in self.extensions:
             library = extension.name.rpartition(".")[2]
             kind = KINDS.get(library) or library.rpartition("_")[2]
             if kind == "cuda" and not cuda:
                 continue
             compiler = {"cpu": "cxx", "cuda": "nvcc", "package": "cxx_package"}[kind]
-            checked = kind == "cuda" and not cuda.installed
-            folder, objects = (CHECKED if checked else kind), []
+            # What is for one processor, or not for use, lies apart: to build in turns compiles nothing again.
+            apart = CHECKED if kind == "cuda" and not cuda.installed else level if library == "libarr_coc_cpu" else None
+            of_level, folder, objects = bool(level and apart == level), apart or kind, []
             for source in extension.sources:
                 objects.append(f"{folder}/{Path(source).stem}.o")
-                lines.append(f"build {objects[-1]}: {compiler} {ROOT / source}")
-            target = f"{folder}/{library}.so" if checked else f"{library}.so"
+                header = f"{compiler}.h" if compiler in PRECOMPILED and source not in PLAIN else None
+                lines.append(f"build {objects[-1]}: {compiler} {ROOT / source}{f' | {header}.gch' if header else ''}")
+                define = f"""'-DARR_COC_ISA="{level}"' """ if of_level else ""
+                lines.append(f"  more = {define}{f'-include {header}' if header else ''}")
+            target = f"{apart}/{library}.so" if apart else f"{library}.so"
             after = " | torch/libtorch_cpu.so" if OTHER_TORCH and kind == "cpu" else ""
-            lines += [f"build {target}: link_{kind} {' '.join(objects)}{after}", f"  soname = -Wl,-soname,{library}.so"]
-        return "\n".join(lines) + "\n"
+            lines.append(f"build {target}: link_{kind} {' '.join(objects)}{after}")
+            # The loader of a lesser processor refuses the library.
+            lines.append(f"  soname = -Wl,-soname,{library}.so{f' -Wl,-z,{level}' if of_level else ''}")
+            built[library] = target
+        return "\n".join(lines) + "\n", built
+
+
+class BuildReader(BuildLibraries):
+    """Compiles the reader alone, which can be done before torch is there; nothing is installed."""
+
+    description = "compile the reader of packages"
+
+    def run(self):
+        """Leaves its objects where build_ext finds them."""
+        self.extensions = [extension for extension in self.extensions if extension.name == READER]
+        self.compile(None, None)
 
 
 class Wheel(bdist_wheel):
@@ -338,6 +397,18 @@ class Wheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+def compiler_rules(build, name, command):
+    """The rules of a C++ compiler, after that of the header that it reads before each source, compiled."""
+    header, text = build / f"{name}.h", "".join(f"#include <{included}>\n" for included in PRECOMPILED[name])
+    if not header.exists() or header.read_text() != text:
+        header.write_text(text)
+    # Its dependencies are torch's headers, too: of another torch, all is compiled again.
+    once = [*command, "-MD", "-MF", "$out.d", "-x", "c++-header", "$in", "-o", "$out"]
+    each = [*command, "-MMD", "-MF", "$out.d", "$more", "-c", "$in", "-o", "$out"]
+    lines = [*rules(f"{name}_header", once, depfile=True), f"build {name}.h.gch: {name}_header {name}.h"]
+    return lines + rules(name, each, depfile=True)
+
+
 def rules(name, command, depfile=False):
     """One ninja rule. Ninja's own variables stay unquoted."""
     words = (word if word.startswith("$") else shlex.quote(word).replace("'$out.d'", "$out.d") for word in command)
@@ -346,8 +417,9 @@ def rules(name, command, depfile=False):
 
 
 ENTRY_POINTS = {"console_scripts": ["exportkit = exportkit.cli:main"]}
+READER = "exportkit.lib.libexportkit_package"
 LIBRARIES = {
-    "exportkit.lib.libexportkit_package": "csrc/package/*.cpp",
+    READER: "csrc/package/*.cpp",
     "exportkit.lib.libexportkit_recurrent": "csrc/recurrent/*.cpp",
 }
 KINDS = {"libexportkit_recurrent": "cpu"}  # the others' are in their names
@@ -374,5 +446,5 @@ setup(
     ext_modules=[
         Extension(name, sorted(str(path) for path in Path().glob(sources))) for name, sources in LIBRARIES.items()
     ],
-    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": Wheel},
+    cmdclass={"build_ext": BuildLibraries, "build_reader": BuildReader, "bdist_wheel": Wheel},
 )
