@@ -91,7 +91,7 @@ $(BUILT): $(INSTALLED) $(SOURCES) | $(LEAN)
 
 # An editable install with what the demo needs, once. It builds what is not built yet; $(BUILT) follows the sources.
 $(LEAN): pyproject.toml setup.py | $(INSTALLED) $(READER)
-	@echo "installing exportkit and compiling its operators: a minute"
+	@echo "installing exportkit and compiling its operators: a minute or two"
 	@$(TIMED) "installing exportkit" env MAKEFLAGS= EXPORTKIT_CPP_RUNTIME=0 \
 		$(BIN)/python -m pip install -q -c $(CONSTRAINTS) --no-build-isolation -e ".[demo]"
 	@touch $@

@@ -257,7 +257,7 @@ class BuildLibraries(build_ext):
             shutil.copy2(built[target.stem], target)
         self.build_runtime(Path(self.get_ext_fullpath("exportkit.lib.any")).parents[1], jobs)
 
-    def compile(self, cuda, level):
+    def compile(self, cuda, level, *options):
         """Runs ninja. Returns the path of each library by its name, and ninja's options for the number of jobs."""
         if shutil.which(shlex.split(COMPILER)[0]) is None:
             debian = f"g++-{MACHINE.replace('_', '-')}-linux-gnu" if CROSS else "g++"
@@ -268,7 +268,7 @@ class BuildLibraries(build_ext):
         lines, built = self.ninja_file(build, cuda, level)
         (build / "build.ninja").write_text(lines)
         jobs = ["-j", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
-        subprocess.run([ninja(), "-C", str(build), *jobs, *built.values()], check=True, stdout=sys.stderr)
+        subprocess.run([ninja(), "-C", str(build), *jobs, *options, *built.values()], check=True, stdout=sys.stderr)
         return {library: build / target for library, target in built.items()}, jobs
 
     def build_runtime(self, package, jobs):
@@ -366,12 +366,10 @@ class BuildLibraries(build_ext):
 class BuildReader(BuildLibraries):
     """Compiles the reader alone, which can be done before torch is there; nothing is installed."""
 
-    description = "compile the reader of packages"
-
     def run(self):
         """Leaves its objects where build_ext finds them."""
         self.extensions = [extension for extension in self.extensions if extension.name == READER]
-        self.compile(None, None)
+        self.compile(None, None, "--quiet")
 
 
 class Wheel(bdist_wheel):
