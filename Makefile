@@ -1,13 +1,11 @@
 # `make demo` and `make test` each do their own set-up: a venv at .venv, torch by constraints.txt, the build.
-# PYTHON chooses the interpreter (3.11 or newer); EXPORTKIT_CUDA, EXPORTKIT_CPU and EXPORTKIT_CPP_RUNTIME choose what is
-# built, and setup.py says how. `make test` compiles the CUDA sources wherever nvcc is, `make wheel` demands nvcc and
-# builds for every GPU of a release, and the others build for the GPU that is here. `make demo` before any other build
-# compiles for the processor that is here, the others for all. TORCH=2.15.0 takes another torch than the pinned one, for
-# any target: its venv is .venv-2.15.0.
+# PYTHON chooses the interpreter (3.11 or newer); EXPORTKIT_CUDA and EXPORTKIT_CPP_RUNTIME choose what is built, and
+# setup.py says how. `make test` compiles the CUDA sources wherever nvcc is, `make wheel` demands nvcc and builds for
+# every GPU of a release, and the others build for the GPU that is here. TORCH=2.15.0 takes another torch than the pinned
+# one, for any target: its venv is .venv-2.15.0.
 PYTHON ?= python3
 EXPORTKIT_CUDA ?= $(if $(filter test test-all,$(MAKECMDGOALS)),check,$(if $(filter wheel reproducible,$(MAKECMDGOALS)),1,auto))
-EXPORTKIT_CPU ?= $(if $(wildcard build/.built-*),all,$(if $(filter demo,$(MAKECMDGOALS)),here,all))
-export EXPORTKIT_CUDA EXPORTKIT_CPU
+export EXPORTKIT_CUDA
 VENV := .venv$(TORCH:%=-%)
 BIN := $(VENV)/bin
 TOOLS := $(VENV)/.tools

@@ -15,10 +15,6 @@ Environment:
         0: nothing.
         check: as auto; without a GPU, the sources are compiled for one architecture, unoptimised, and stay in the build
             folder (`make test` does so).
-    EXPORTKIT_CPU: Which x86-64 levels the loops of the CPU operators are compiled for.
-        all (default): three of them; each processor runs the best for it.
-        here: the one of this processor, in a fraction of the time (`make demo` does so). Other processors' loaders may
-            refuse the library, and so a package with it.
     EXPORTKIT_ARR_COC: 0 leaves ARR-COC out: its operators, model, demo and entry points.
     EXPORTKIT_CPP_RUNTIME: 0, 1 or auto (default): whether the C++ runtime is built; auto builds it where CMake is
         installed.
@@ -193,19 +189,6 @@ def minor_of(torch_folder):
     return ".".join(re.findall(r"define TORCH_VERSION_(?:MAJOR|MINOR) (\d+)", header.read_text()))
 
 
-def processor_level():
-    """The x86-64 level that the operators' loops are compiled for, such as "x86-64-v4"; None for all of them."""
-    wanted = os.environ.get("EXPORTKIT_CPU", "all")
-    if wanted not in ("all", "here"):
-        sys.exit(f"EXPORTKIT_CPU must be all or here, got {wanted!r}")
-    if wanted == "all" or MACHINE != "x86_64" or CROSS:
-        return None
-    # The loader names the best first; it compares a library's level with these.
-    loader = subprocess.run(["/lib64/ld-linux-x86-64.so.2", "--help"], capture_output=True, text=True, check=False)
-    found = re.search(r"(x86-64-v[34]) \(supported", loader.stdout)
-    return found[1] if found else None
-
-
 def gencode_flags(architectures):
     """nvcc's flags for a list such as "8.0;9.0+PTX"."""
     flags = []
@@ -236,15 +219,13 @@ class BuildLibraries(build_ext):
     def run(self):
         """Compiles what changed, with MAX_JOBS jobs or one a core."""
         cuda, reason = choose_cuda()
-        level = processor_level()
         print(
             f"exportkit: torch {importlib.metadata.version('torch')} headers, stable ABI of torch 2.11, "
-            f"{'debug' if DEBUG else 'optimised'} build; CUDA {cuda.architectures if cuda else 'off'} ({reason}); "
-            f"CPU {level or 'of any level'}",
+            f"{'debug' if DEBUG else 'optimised'} build; CUDA {cuda.architectures if cuda else 'off'} ({reason})",
             file=sys.stderr,
         )
         print("exportkit: compiling takes three minutes of one core, for CUDA more; cores share them", file=sys.stderr)
-        built, jobs = self.compile(cuda, level)
+        built, jobs = self.compile(cuda)
         if not (cuda and cuda.installed):
             for library in [extension for extension in self.extensions if extension.name.endswith("_cuda")]:
                 self.extensions.remove(library)
@@ -257,7 +238,7 @@ class BuildLibraries(build_ext):
             shutil.copy2(built[target.stem], target)
         self.build_runtime(Path(self.get_ext_fullpath("exportkit.lib.any")).parents[1], jobs)
 
-    def compile(self, cuda, level, *options):
+    def compile(self, cuda):
         """Runs ninja. Returns the path of each library by its name, and ninja's options for the number of jobs."""
         if shutil.which(shlex.split(COMPILER)[0]) is None:
             debian = f"g++-{MACHINE.replace('_', '-')}-linux-gnu" if CROSS else "g++"
@@ -265,10 +246,10 @@ class BuildLibraries(build_ext):
         # Not build_temp, which differs between `pip install -e`, wheels and build_ext: each would compile it all again.
         build = ROOT / "build" / (("debug" if DEBUG else "release") + (f"-{MACHINE}" if CROSS else ""))
         build.mkdir(parents=True, exist_ok=True)
-        lines, built = self.ninja_file(build, cuda, level)
+        lines, built = self.ninja_file(build, cuda)
         (build / "build.ninja").write_text(lines)
         jobs = ["-j", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
-        subprocess.run([ninja(), "-C", str(build), *jobs, *options, *built.values()], check=True, stdout=sys.stderr)
+        subprocess.run([ninja(), "-C", str(build), *jobs, *built.values()], check=True, stdout=sys.stderr)
         return {library: build / target for library, target in built.items()}, jobs
 
     def build_runtime(self, package, jobs):
@@ -315,7 +296,7 @@ class BuildLibraries(build_ext):
         subprocess.run([ninja(), "-C", str(build), *jobs, "install"], check=True, stdout=sys.stderr)
         return None
 
-    def ninja_file(self, build, cuda, level):
+    def ninja_file(self, build, cuda):
         """The build of every library but the C++ runtime. Returns it, and where it puts each library."""
         cxx = COMPILER
         lib = "-Ltorch" if OTHER_TORCH else f"-L{TORCH / 'lib'}"
@@ -345,20 +326,16 @@ class BuildLibraries(build_ext):
             if kind == "cuda" and not cuda:
                 continue
             compiler = {"cpu": "cxx", "cuda": "nvcc", "package": "cxx_package"}[kind]
-            # What is for one processor, or not for use, lies apart: to build in turns compiles nothing again.
-            apart = CHECKED if kind == "cuda" and not cuda.installed else level if library == "libarr_coc_cpu" else None
-            of_level, folder, objects = bool(level and apart == level), apart or kind, []
+            apart = CHECKED if kind == "cuda" and not cuda.installed else None  # it is not for use
+            folder, objects = apart or kind, []
             for source in extension.sources:
                 objects.append(f"{folder}/{Path(source).stem}.o")
                 header = f"{compiler}.h" if compiler in PRECOMPILED and source not in PLAIN else None
                 lines.append(f"build {objects[-1]}: {compiler} {ROOT / source}{f' | {header}.gch' if header else ''}")
-                define = f"""'-DARR_COC_ISA="{level}"' """ if of_level else ""
-                lines.append(f"  more = {define}{f'-include {header}' if header else ''}")
+                lines.append(f"  more = {f'-include {header}' if header else ''}")
             target = f"{apart}/{library}.so" if apart else f"{library}.so"
             after = " | torch/libtorch_cpu.so" if OTHER_TORCH and kind == "cpu" else ""
-            lines.append(f"build {target}: link_{kind} {' '.join(objects)}{after}")
-            # The loader of a lesser processor refuses the library.
-            lines.append(f"  soname = -Wl,-soname,{library}.so{f' -Wl,-z,{level}' if of_level else ''}")
+            lines += [f"build {target}: link_{kind} {' '.join(objects)}{after}", f"  soname = -Wl,-soname,{library}.so"]
             built[library] = target
         return "\n".join(lines) + "\n", built
 

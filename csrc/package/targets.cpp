@@ -8,7 +8,6 @@
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <regex>
 #include <set>
 #include <sstream>
 #include <tuple>
@@ -28,16 +27,30 @@ using Version = std::pair<int, int>;
 
 std::string file_name(const Library& library) { return library.record.substr(library.record.rfind('/') + 1); }
 
+// Takes a number of at most so many digits off the text.
+std::optional<int> leading_number(std::string_view& text, size_t most) {
+  const auto end = static_cast<size_t>(std::ranges::find_if_not(text, is_digit) - text.begin());
+  if (end == 0 || end > most) return std::nullopt;
+  int number = 0;
+  for (const char digit : text.substr(0, end)) number = 10 * number + (digit - '0');
+  text.remove_prefix(end);
+  return number;
+}
+
 struct CudaArchitecture {
   Version version;
   char suffix;  // 'a': it uses features that no other architecture has; 'f': that its generation has; 0
 };
 
 std::optional<CudaArchitecture> parse_architecture(const std::string& name) {
-  static const std::regex pattern(R"(sm_(\d{1,5})(\d)([af]?))");
-  std::smatch match;
-  if (!std::regex_match(name, match, pattern)) return std::nullopt;
-  return CudaArchitecture{{std::stoi(match[1]), std::stoi(match[2])}, match[3].length() > 0 ? match[3].str()[0] : '\0'};
+  std::string_view rest = name;
+  if (!rest.starts_with("sm_")) return std::nullopt;
+  rest.remove_prefix(3);
+  const char suffix = rest.ends_with('a') || rest.ends_with('f') ? rest.back() : '\0';
+  if (suffix != '\0') rest.remove_suffix(1);
+  const auto number = leading_number(rest, 6);  // the last digit is the minor version
+  if (!number || *number < 10 || !rest.empty()) return std::nullopt;
+  return CudaArchitecture{{*number / 10, *number % 10}, suffix};
 }
 
 // A CUDA target's host code needs CPU instructions too.
@@ -223,13 +236,14 @@ std::set<std::string> cpu_flags() { return {}; }
 }  // namespace
 
 Version minor_version(const std::string& version) {
-  static const std::regex pattern(R"((\d{1,6})\.(\d{1,6}))");
-  std::smatch match;
-  if (!std::regex_search(version, match, pattern, std::regex_constants::match_continuous)) {
-    throw Error(errors::kManifestConsistency,
-                "invalid version " + shown(version) + ": it must start with <major>.<minor>");
-  }
-  return {std::stoi(match[1]), std::stoi(match[2])};
+  std::string_view rest = version;
+  const auto major = leading_number(rest, 6);
+  const bool dot = rest.starts_with('.');
+  rest.remove_prefix(dot ? 1 : 0);
+  const auto minor = dot ? leading_number(rest, 6) : std::nullopt;
+  if (major && minor) return {*major, *minor};
+  throw Error(errors::kManifestConsistency,
+              "invalid version " + shown(version) + ": it must start with <major>.<minor>");
 }
 
 std::string fit_of(const Choice& choice, const Host& host) {
@@ -259,12 +273,12 @@ std::string host_platform() {
 }
 
 std::pair<std::string, std::optional<int>> parse_device(const std::string& device) {
-  static const std::regex pattern(R"((auto|cpu|cuda)(?::(\d{1,3}))?)");
-  std::smatch match;
-  if (!std::regex_match(device, match, pattern) || (match[2].matched && match[1] != "cuda")) {
-    throw Error(errors::kUsage, "unknown device " + shown(device), "Give auto, cpu, cuda or cuda:<index>.");
-  }
-  return {match[1], match[2].matched ? std::optional(std::stoi(match[2])) : std::nullopt};
+  if (device == "auto" || device == "cpu" || device == "cuda") return {device, std::nullopt};
+  std::string_view rest = device;
+  rest.remove_prefix(rest.starts_with("cuda:") ? 5 : 0);
+  const auto index = rest.size() < device.size() ? leading_number(rest, 3) : std::nullopt;
+  if (index && rest.empty()) return {"cuda", index};
+  throw Error(errors::kUsage, "unknown device " + shown(device), "Give auto, cpu, cuda or cuda:<index>.");
 }
 
 Survey survey(const std::vector<Target>& targets, const std::vector<Library>& libraries, const std::string& device,

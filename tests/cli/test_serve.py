@@ -206,6 +206,7 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
         "--max-sequence-bytes": "11kB",
         "--sequence-idle": 12,
         "--sequence-finish": 13,
+        "--adapters": folder,
         "--traces": "http://localhost:4318/v1/traces",
     }
     flags = ["--isolate", "--cuda-graphs", "--no-warm-up", "--no-access-log"]
@@ -220,6 +221,7 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
     assert (limits.max_rows, limits.max_delay) == (4, 0.005)
     assert (limits.max_queued_rows, limits.max_queued_bytes) == (6, 7000)
     assert given.sequences == SequenceLimits(10, 11000, 12.0, 13.0)
+    assert (given.adapters, plain.adapters) == (folder, None)
     listen = given.listen
     assert (listen.host, listen.port, listen.grpc_port, listen.max_connections) == ("::1", 1, 2, 8)
     assert (listen.certificate, listen.private_key) == (folder / "server.pem", folder / "server.key")

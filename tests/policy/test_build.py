@@ -1,10 +1,8 @@
-"""What setup.py builds: CUDA kernels for the GPU that is here, for a release, or only to see that they compile; loops
-for this processor or for every one."""
+"""What setup.py builds: CUDA kernels for the GPU that is here, for a release, or only to see that they compile."""
 
 from __future__ import annotations
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import setuptools
 import torch
 
 ROOT = Path(__file__).parents[2]
-VARIABLES = ("EXPORTKIT_CPU", "EXPORTKIT_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "DEBUG")
+VARIABLES = ("EXPORTKIT_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "DEBUG")
 
 
 @pytest.fixture
@@ -77,26 +75,6 @@ def test_without_nvcc_only_a_demand_for_it_stops_the_build(
         monkeypatch.setenv("EXPORTKIT_CUDA", wanted)
         with pytest.raises(SystemExit, match=said):
             setup["choose_cuda"]()
-
-
-LOADERS = {"x86-64-v4": "v4 (supported, searched)", "x86-64-v3": "v4\n  x86-64-v3 (supported, searched)", None: "v4"}
-"""What the loader says of a processor, by the level that loops are compiled for there; None: for all levels."""
-
-
-@pytest.mark.parametrize("level", LOADERS)
-def test_loops_are_compiled_for_one_level_only_where_that_is_wanted(
-    setup: dict[str, Any], monkeypatch: pytest.MonkeyPatch, level: str | None
-) -> None:
-    said = subprocess.CompletedProcess([], 0, f"Subdirectories:\n  x86-64-{LOADERS[level]}\n  x86-64-v2 (supported)\n")
-    monkeypatch.setattr(subprocess, "run", lambda *arguments, **options: said)
-    for name, value in (("MACHINE", "x86_64"), ("CROSS", False)):
-        monkeypatch.setitem(setup["processor_level"].__globals__, name, value)
-    assert setup["processor_level"]() is None
-    monkeypatch.setenv("EXPORTKIT_CPU", "here")
-    assert setup["processor_level"]() == level
-    monkeypatch.setenv("EXPORTKIT_CPU", "this")
-    with pytest.raises(SystemExit, match="EXPORTKIT_CPU must be all or here, got 'this'"):
-        setup["processor_level"]()
 
 
 OURS = Path(torch.__file__).parent

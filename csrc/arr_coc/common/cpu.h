@@ -11,10 +11,7 @@
 
 // Marks a function with a loop (or a template) to be compiled once per x86-64 level. The processor's best version is
 // picked when the library loads, so that one file runs everywhere and is as fast as one built with -march=native.
-// setup.py may name the one level of the processor that builds.
-#if defined(ARR_COC_ISA)
-#define ARR_COC_EVERY_ISA __attribute__((target("arch=" ARR_COC_ISA)))
-#elif defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define ARR_COC_EVERY_ISA __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define ARR_COC_EVERY_ISA
