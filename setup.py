@@ -238,7 +238,7 @@ class BuildLibraries(build_ext):
             shutil.copy2(built[target.stem], target)
         self.build_runtime(Path(self.get_ext_fullpath("exportkit.lib.any")).parents[1], jobs)
 
-    def compile(self, cuda):
+    def compile(self, cuda, *options):
         """Runs ninja. Returns the path of each library by its name, and ninja's options for the number of jobs."""
         if shutil.which(shlex.split(COMPILER)[0]) is None:
             debian = f"g++-{MACHINE.replace('_', '-')}-linux-gnu" if CROSS else "g++"
@@ -249,7 +249,7 @@ class BuildLibraries(build_ext):
         lines, built = self.ninja_file(build, cuda)
         (build / "build.ninja").write_text(lines)
         jobs = ["-j", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
-        subprocess.run([ninja(), "-C", str(build), *jobs, *built.values()], check=True, stdout=sys.stderr)
+        subprocess.run([ninja(), "-C", str(build), *jobs, *options, *built.values()], check=True, stdout=sys.stderr)
         return {library: build / target for library, target in built.items()}, jobs
 
     def build_runtime(self, package, jobs):
@@ -346,7 +346,7 @@ class BuildReader(BuildLibraries):
     def run(self):
         """Leaves its objects where build_ext finds them."""
         self.extensions = [extension for extension in self.extensions if extension.name == READER]
-        self.compile(None, None, "--quiet")
+        self.compile(None, "--quiet")
 
 
 class Wheel(bdist_wheel):
