@@ -38,6 +38,23 @@ Shape shape_of(const StateTensor& state, const RowSizes& sizes) {
   return shape;
 }
 
+// --- LoRA ----------------------------------------------------------------------------------------------------------
+
+// A name such as `layers.0.q_proj.lora_A.weight`.
+struct LoraName {
+  std::string module;
+  bool second;  // lora_B
+};
+
+std::optional<LoraName> lora_name(std::string_view name) {
+  for (const std::string_view part : {".lora_A.", ".lora_B."}) {
+    const size_t at = name.find(part);
+    if (at == std::string_view::npos) continue;
+    return LoraName{std::string(name.substr(0, at)), part == ".lora_B."};
+  }
+  return std::nullopt;
+}
+
 [[noreturn]] void refuse(const std::string& what, const std::string& hint = {}) {
   throw Error(errors::kState, what, hint);
 }
@@ -46,7 +63,8 @@ Shape shape_of(const StateTensor& state, const RowSizes& sizes) {
                                     const RowSizes& sizes) {
   refuse(file.path + ": " + printable(place.name) + " is " + kind(place.dtype, place.shape) + "; the session's is " +
              kind(state.dtype, shape_of(state, sizes)),
-         "A session takes the state of one with the same sizes.");
+         lora_name(state.name) ? "An adapter may have a smaller rank than the exported one, and another floating dtype."
+                               : "A session takes the state of one with the same sizes.");
 }
 
 // What a state file says about its owner. Nothing if it does not say who that is.
@@ -59,25 +77,6 @@ void check_model(const StateFile& file, const Manifest& manifest) {
   const std::string* model = said(file, kStateFileModel);
   if (model == nullptr || *model == manifest.name) return;
   refuse(file.path + " has the state of the model " + shown(*model) + "; this is " + manifest.name);
-}
-
-// --- LoRA ----------------------------------------------------------------------------------------------------------
-
-// A name such as `layers.0.q_proj.lora_A.weight`.
-struct LoraName {
-  std::string module;
-  bool second;   // lora_B
-  bool of_peft;  // a module of PEFT's, `lora_A.default.weight`, multiplies with a scale of its own
-};
-
-std::optional<LoraName> lora_name(std::string_view name) {
-  for (const std::string_view part : {".lora_A.", ".lora_B."}) {
-    const size_t at = name.find(part);
-    if (at == std::string_view::npos) continue;
-    const bool of_peft = name.find('.', at + part.size()) != std::string_view::npos;
-    return LoraName{std::string(name.substr(0, at)), part == ".lora_B.", of_peft};
-  }
-  return std::nullopt;
 }
 
 bool is_floating(std::string_view dtype) { return dtype.starts_with("float") || dtype == "bfloat16"; }
@@ -130,8 +129,8 @@ class Names {
  public:
   Names(const Manifest& manifest, const StateFile& file) : manifest_(manifest), file_(file) {
     for (size_t i = 0; i < manifest.state.size(); ++i) {
-      add(manifest.state[i].name, i);
-      for (const std::string& alias : manifest.state[i].aliases) add(alias, i);
+      names_.emplace_back(manifest.state[i].name, i);
+      for (const std::string& alias : manifest.state[i].aliases) names_.emplace_back(alias, i);
     }
   }
 
@@ -150,8 +149,6 @@ class Names {
   }
 
  private:
-  void add(const std::string& name, size_t index) { names_.emplace_back(name, index); }
-
   std::string state_hint() const {
     std::vector<std::string> some;
     for (const StateTensor& state : manifest_.state) {
@@ -196,7 +193,8 @@ std::string state_digest(const Manifest& manifest) {
 
 std::vector<StateValue> match_whole_state(const Manifest& manifest, const RowSizes& sizes, const StateFile& file) {
   if (!said(file, kStateFileModel) || !said(file, kStateFileDigest)) {
-    refuse(file.path + " does not say which model's state it has", "Give a file that a session's save wrote, or load what this one names: partial=True.");
+    refuse(file.path + " does not say which model's state it has",
+           "Give a file that a session's save wrote, or load what this one names: partial=True.");
   }
   check_model(file, manifest);
   if (*said(file, kStateFileDigest) != state_digest(manifest)) {
@@ -236,10 +234,6 @@ std::vector<StateValue> match_part_of_state(const Manifest& manifest, const RowS
     const size_t index = names.find(place.name);
     const StateTensor& state = manifest.state[index];
     const auto lora = lora_name(place.name);
-    if (lora && lora_name(state.name) && lora_name(state.name)->of_peft && !own) {
-      refuse(state.name + " belongs to a layer of PEFT's, whose scale is a part of the code",
-             "Export the model without PEFT, with adapters of exportkit.transformers: docs/learning.md.");
-    }
     const auto shape = padded(state, rows, place, lora, own);
     if (!shape) refuse_other_kind(file, state, place, rows);
     if (!values.emplace(index, StateValue{index, &place, lora ? adapter.scale(*lora) : 1, *shape}).second) {

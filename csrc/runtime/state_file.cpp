@@ -27,7 +27,8 @@ at::Tensor value_of(const SafetensorsFile& file, const StateValue& value, const 
     place = place.narrow(static_cast<int64_t>(axis), 0, value.from->shape[axis]);
   }
   const at::Tensor read = file.read(*value.from);
-  place.copy_(value.scale == 1 ? read : read.to(at::kFloat).mul(value.scale));
+  const at::ScalarType wide = c10::promoteTypes(read.scalar_type(), at::kFloat);
+  place.copy_(value.scale == 1 ? read : read.to(wide).mul(value.scale));
   return whole;
 }
 

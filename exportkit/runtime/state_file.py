@@ -111,7 +111,8 @@ def _value(file: Any, value: _Value, manifest: Manifest) -> torch.Tensor:
     whole = torch.zeros(value.shape, dtype=getattr(torch, manifest.state[value.index].dtype))
     if value.tensor is not None:
         read: torch.Tensor = file.get_tensor(value.tensor)
-        scaled = read if value.scale == 1 else read.float() * value.scale
+        wide = torch.promote_types(read.dtype, torch.float32)
+        scaled = read if value.scale == 1 else read.to(wide) * value.scale
         whole[tuple(slice(size) for size in read.shape)] = scaled
     return whole
 

@@ -15,6 +15,7 @@ from exportkit.serve.engine.model_replica import ModelReplica
 from exportkit.serve.statuses import BadRequestError, SequenceError
 
 ENDED = "the sequence ended before its step ran"
+_MOST_NAME = 100
 AGAIN = "Begin it again with `sequence_start`: its state is lost."
 
 
@@ -98,7 +99,7 @@ def adapter_file(folder: Path | None, name: str) -> Path:
     if folder is None:
         raise BadRequestError("this server has no adapters", hint="`exportkit serve --adapters FOLDER` allows some.")
     file = folder / name / "adapter_model.safetensors"
-    if Path(name).name != name or name in ("", "..") or not file.is_file():
+    if Path(name).name != name or name in ("", "..") or len(name) > _MOST_NAME or not file.is_file():
         raise BadRequestError(f"there is no adapter {name!r:.80}")
     return file
 
