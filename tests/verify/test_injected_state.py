@@ -223,7 +223,9 @@ def forgets_the_gain(monkeypatch: pytest.MonkeyPatch) -> None:
 def loads_all_but_one(monkeypatch: pytest.MonkeyPatch) -> None:
     replace = LocalState.replace
     monkeypatch.setattr(
-        LocalState, "replace", lambda self, tensors: replace(self, {**tensors, "calls": self.tensors()["calls"]})
+        LocalState,
+        "replace",
+        lambda self, tensors, *row: replace(self, {**tensors, "calls": self.tensors()["calls"]}, *row),
     )
 
 
