@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from exportkit.errors import UsageError, WeightsError
+from exportkit.errors import StateError, UsageError, WeightsError
 from exportkit.export.record.cases import digest_of_state
 from exportkit.export.record.host_copies import elements, initial_record
 from exportkit.fine_tune.recording import record_again
@@ -106,8 +106,14 @@ def begin_with(reader: PackageReader, manifest: Manifest, records: dict[str, Con
     Arguments are those of `replace_weights`, with the file of a session's state.
 
     Raises:
-        StateError: It is another model's.
+        StateError: It is another model's, or all of the state has rows.
     """
+    fixed = [each for each in manifest.state if not _has_rows(each)]
+    if not fixed:
+        raise StateError(
+            f"{saved.name} is the state of a session of {manifest.name}, all of which has rows: these begin as exported",
+            hint="Give the model's whole state_dict, or load the file into a session: session.load_state(path).",
+        )
     given = read_state(saved)
     rows = {
         each.shape[0].dimension: given[each.name].shape[0]
@@ -115,7 +121,7 @@ def begin_with(reader: PackageReader, manifest: Manifest, records: dict[str, Con
         if each.shape and isinstance(each.shape[0], Size) and each.name in given and given[each.name].dim()
     }
     values = read_session_state(saved, reader, rows)
-    _forget(manifest, records, {each.initial for each in manifest.state if not _has_rows(each)})
+    _forget(manifest, records, {each.initial for each in fixed} - {e.initial for e in manifest.state if _has_rows(e)})
     listed = []
     for each in manifest.state:
         if not _has_rows(each):

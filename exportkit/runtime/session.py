@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal, NoReturn, Self
 
@@ -241,7 +241,7 @@ class Session:
                 if not plan.state and self._code.runners is not None:  # its calls share the stream's memory
                     self._code.look(plan, self._code.runners[plan.name])
 
-    def _check_row(self, row: int, names: Iterable[str]) -> None:
+    def _check_row(self, row: int, names: Collection[str]) -> None:
         rows = {each.name: shape_at(each, self.sizes)[0] for each in self._code.manifest.state if each.name in names}
         if not 0 <= row < min(rows.values()):
             raise UsageError(f"row must be from 0 to {min(rows.values()) - 1}, got {row}")

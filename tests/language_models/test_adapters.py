@@ -166,6 +166,8 @@ def test_a_saved_session_brings_its_adapters_and_is_a_part_of_the_state_too(pack
         names = other.load_state(part, partial=True)
         assert sorted(names) == sorted(name for name in session.state if "lora_" in name)
         agrees(other, TALK.wanted(models["rooted"], models["rooted"]))
+    with pytest.raises(StateError, match=r"all of which has rows(?s:.*)load_state"):  # there is nothing to begin with
+        build_package([package], tmp_path / "new.pt2", weights=whole)
 
 
 def copied(folder: Path, target: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], Any]) -> Path:
