@@ -111,7 +111,7 @@ def begin_with(reader: PackageReader, manifest: Manifest, records: dict[str, Con
     fixed = [each for each in manifest.state if not _has_rows(each)]
     if not fixed:
         raise StateError(
-            f"{saved.name} is the state of a session of {manifest.name}, all of which has rows: these begin as exported",
+            f"{saved.name} is the state of a session of {manifest.name}, all of which has rows: it begins as before",
             hint="Give the model's whole state_dict, or load the file into a session: session.load_state(path).",
         )
     given = read_state(saved)
