@@ -30,7 +30,11 @@ _DTYPES = ("float32", "float64", "float16", "bfloat16")
     "A function with the operator's parameters that computes the same with torch's operators.",
     to="references",
 )
-@repeatable("--calls", "[NS::OP=]FILE.py:FUNCTION", "A function that yields valid calls as (args, kwargs).")
+@repeatable(
+    "--calls",
+    "[NS::OP=]FILE.py:FUNCTION",
+    "A function that yields valid calls as (args, kwargs), which are checked beside the others.",
+)
 @repeatable(
     "--spec",
     "MODULE:SPEC",

@@ -32,7 +32,16 @@ from exportkit.operators.contract.findings import Finding, OperatorReport, Sever
 from exportkit.operators.contract.operator_spec import OpSpec
 from exportkit.operators.contract.operator_trial import Subject, first_line, is_out_of_memory
 from exportkit.operators.contract.sample import Sample
-from exportkit.operators.tools.checking import SEARCH, Checked, CheckOne, Prepare, Prepared, Repeat, Repeated
+from exportkit.operators.tools.checking import (
+    SEARCH,
+    Checked,
+    CheckOne,
+    Origin,
+    Prepare,
+    Prepared,
+    Repeat,
+    Repeated,
+)
 from exportkit.operators.tools.collected_calls import Collected, Collector
 from exportkit.operators.tools.journal import Journal, Step
 from exportkit.operators.tools.registered import devices_of, has_schema, newly_registered, overload
@@ -106,21 +115,31 @@ class _Worker:
             report = OperatorReport(name, schema, (), {}, (), 0)
             there = ", ".join(devices_of(name)) or "no device"
             return Checked(report, "none", f"it has kernels for {there}, and none of them can be used here")
-        collector = Collector(
-            operator,
-            self.journal,
-            devices,
-            self.dtypes,
-            command.avoid,
-            options.seed,
-            options.most_calls,
-            command.varied,
-        )
-        collected = self._calls(name, collector)
+        held = []
+        for origin in self._origins(name):  # each is held to all checks, so that no call takes the place of another's
+            collector = Collector(
+                operator,
+                self.journal,
+                devices,
+                self.dtypes,
+                command.avoid,
+                options.seed,
+                options.most_calls,
+                command.varied,
+            )
+            collected = self._calls(name, origin, collector)
+            held.append((collected, self._held(collector, collected, command)))
+        report = _together([report for _, report in held])
+        if found := [collected.origin for collected, _ in held if collected.calls]:
+            return Checked(report, " and ".join(found))
+        hint = f"Give calls: --calls '{name}=FILE.py:function', a function that yields (args, kwargs)."
+        return Checked(report, "none", f"no valid call was found: {held[-1][0].why_none}", hint)
+
+    def _held(self, collector: Collector, collected: Collected, command: CheckOne) -> OperatorReport:
+        """Holds the operator to the checks on calls of one origin."""
+        name, operator = command.operator, collector.operator
         if not collected.calls:
-            report = OperatorReport(name, schema, (), {}, collected.findings, collected.tried)
-            hint = f"Give calls: --calls '{name}=FILE.py:function', a function that yields (args, kwargs)."
-            return Checked(report, "none", f"no valid call was found: {collected.why_none}", hint)
+            return OperatorReport(name, schema_text(operator._schema), (), {}, collected.findings, collected.tried)
         spec = self.specs.get(name)
         subject = Subject(
             operator,
@@ -129,12 +148,10 @@ class _Worker:
             spec,
             None if collected.origin == "SPEC" else collector.resized,
         )
-        wanted = [check for check in options.only or checks() if check not in command.without]
+        wanted = [check for check in self.options.only or checks() if check not in command.without]
         found, failures = _found(subject, wanted, collector)
         findings = (*collected.findings, *map(self._advised, found.findings), *failures, *self._unseen())
-        calls = found.calls + collected.tried
-        report = OperatorReport(name, schema, found.passed, found.skipped, findings, calls)
-        return Checked(report, collected.origin)
+        return replace(found, findings=findings, calls=found.calls + collected.tried)
 
     def _unseen(self) -> Iterator[Finding]:
         """Yields the first launch that failed without a word of the operator."""
@@ -151,12 +168,16 @@ class _Worker:
         also = f"If a .py file registers it: exportkit ops check FILE.py --op-library {shlex.quote(self.source.text)}"
         return replace(finding, hint=f"{finding.hint} {also}")
 
-    def _calls(self, name: str, collector: Collector) -> Collected:
-        if name in self.given:
-            return collector.varied("given", self.given[name])
-        if name in self.recorded:
-            return collector.varied("model", self.recorded[name])
-        return collector.samples_of(self.specs[name]) if name in self.specs else collector.drawn()
+    def _origins(self, name: str) -> list[Origin]:
+        own: Origin = "model" if name in self.recorded else "SPEC" if name in self.specs else "drawn"
+        return [own, "given"] if name in self.given else [own]
+
+    def _calls(self, name: str, origin: Origin, collector: Collector) -> Collected:
+        if origin == "SPEC":
+            return collector.samples_of(self.specs[name])
+        if origin == "drawn":
+            return collector.drawn()
+        return collector.varied(origin, (self.given if origin == "given" else self.recorded)[name])
 
     def _run_model(self, model: str) -> None:
         options = self.options
@@ -188,6 +209,22 @@ def _found(subject: Subject, wanted: list[str], collector: Collector) -> tuple[O
             message = f"The check could not be made: {first_line(error)}"
             failures.append(Finding(check, Severity.doubtful, message, hint=_OTHER_CALLS.format(name=subject.name)))
     return OperatorReport(subject.name, schema_text(subject.overload._schema), (), {}, (), 0), failures
+
+
+def _together(reports: Sequence[OperatorReport]) -> OperatorReport:
+    """Returns what was found with any of the calls, once for each check."""
+    findings: dict[str, Finding] = {}
+    for finding in (finding for report in reports for finding in report.findings):
+        findings.setdefault(finding.check, finding)
+    passed = dict.fromkeys(check for report in reports for check in report.passed if check not in findings)
+    reasons = {check: reason for report in reports for check, reason in report.skipped.items()}
+    return replace(
+        reports[0],
+        passed=tuple(passed),
+        skipped={check: reason for check, reason in reasons.items() if check not in findings and check not in passed},
+        findings=tuple(findings.values()),
+        calls=sum(report.calls for report in reports),
+    )
 
 
 def spec_name(spec: OpSpec) -> str:

@@ -111,7 +111,7 @@ class Repeated(Message, frozen=True):
     """The call did not end this process."""
 
 
-Origin = Literal["SPEC", "given", "model", "drawn", "none"]
+Origin = Literal["SPEC", "given", "model", "drawn"]
 
 
 class Checked(Message, frozen=True):
@@ -119,14 +119,14 @@ class Checked(Message, frozen=True):
 
     Attributes:
         report: What the checks found.
-        origin: Where the calls come from.
+        origin: Where the calls come from, such as "drawn and given"; "none" if there are none.
         not_checked: Why no check could run, or None.
         hint: What to do about that.
         seconds: How long it took.
     """
 
     report: OperatorReport
-    origin: Origin
+    origin: str
     not_checked: str | None = None
     hint: str | None = None
     seconds: float = 0.0

@@ -55,6 +55,22 @@ def crashes(x: Tensor) -> Tensor:
     return x.clone()
 
 
+def _narrow_fake(x: Tensor, mode: int) -> Tensor:
+    fake = torch.empty_like(x, dtype=torch.float64 if mode == 41 else x.dtype)
+    return fake if x.dim() > 1 else fake.flatten()[:0]
+
+
+@_operator("(Tensor x, int mode) -> Tensor", _narrow_fake)
+def narrow(x: Tensor, mode: int) -> Tensor:
+    """Its fake has the wrong shape for less than two dimensions, and the wrong dtype for the mode 41."""
+    return x.clone()
+
+
+def calls_of_narrow():
+    """A call of two dimensions, in the mode 41."""
+    yield (torch.randn(3, 5), 41), {}
+
+
 _CALLS: list[int] = []
 
 

@@ -66,7 +66,7 @@ def test_given_calls_are_used_and_the_reference_is_compared(ops):
     )  # fmt: skip
     (checked,) = document["operators"]
     assert code == 1
-    assert checked["origin"] == "given"
+    assert checked["origin"] == "drawn and given"
     assert set(findings(checked)) == {"crash", "hang"}
     assert "torch.tensor([1.0, 5.0])" in findings(checked)["crash"]["call"]
     assert checked["report"]["passed"] == ["reference"]
@@ -75,6 +75,19 @@ def test_given_calls_are_used_and_the_reference_is_compared(ops):
     code, document = ops("check", library, "--only", "reference", "--operator", "act", "--reference", f"act={function}")
     assert code == 1
     assert "must equal the reference" in findings(document["operators"][0])["reference"]["message"]
+
+
+@pytest.mark.process
+def test_given_calls_are_checked_beside_the_drawn_ones(ops):
+    code, document = ops(
+        "check", INJECTED, "--operator", "narrow", "--only", "fake-shape", "--only", "fake-dtype",
+        "--calls", f"narrow={INJECTED}:calls_of_narrow",
+    )  # fmt: skip
+    (checked,) = document["operators"]
+    assert code == 1
+    assert checked["origin"] == "drawn and given"
+    assert ", 1)" in findings(checked)["fake-shape"]["call"], "the given calls have two dimensions"
+    assert ", 41)" in findings(checked)["fake-dtype"]["call"], "nobody draws 41"
 
 
 @pytest.mark.process
