@@ -136,6 +136,7 @@ def _print_one(checked: Checked) -> None:
     report = checked.report
     if not report.findings and not checked.not_checked:
         click.echo(f"{printable(report.operator)}: ok")
+        _print_never_tried(checked)
         return
     click.echo(f"{printable(report.operator)}: {printable(report.schema)}")
     for finding in report.findings:
@@ -144,7 +145,13 @@ def _print_one(checked: Checked) -> None:
         click.echo(f"  not checked: {printable(checked.not_checked)}")
         if checked.hint:
             click.echo(f"    {printable(checked.hint)}")
+    _print_never_tried(checked)
     click.echo()
+
+
+def _print_never_tried(checked: Checked) -> None:
+    if checked.never_tried:
+        click.echo(f"  never tried: {printable('; '.join(checked.never_tried))}")
 
 
 def _print_all(source: str, found: Sequence[Checked]) -> None:
@@ -154,7 +161,8 @@ def _print_all(source: str, found: Sequence[Checked]) -> None:
     unchecked = sum(checked.not_checked is not None and not checked.broken for checked in found)
     count = f"{len(found)} operator{'s' * (len(found) != 1)}"
     text = f"{count}: {broken} broken, {unchecked} not checked" if broken or unchecked else f"ok: {count}"
-    click.echo(text)
+    partly = sum(bool(checked.never_tried) for checked in found)
+    click.echo(f"{text}, {partly} not tried in full" if partly else text)
 
 
 def _print_finding(finding: Finding) -> None:

@@ -44,6 +44,7 @@ from exportkit.operators.tools.checking import (
 )
 from exportkit.operators.tools.collected_calls import Collected, Collector
 from exportkit.operators.tools.journal import Journal, Step
+from exportkit.operators.tools.never_tried import never_tried
 from exportkit.operators.tools.registered import devices_of, has_schema, newly_registered, overload
 from exportkit.operators.tools.source import load
 from exportkit.schema_text import schema_text
@@ -131,7 +132,8 @@ class _Worker:
             held.append((collected, self._held(collector, collected, command)))
         report = _together([report for _, report in held])
         if found := [collected.origin for collected, _ in held if collected.calls]:
-            return Checked(report, " and ".join(found))
+            calls = [call for collected, _ in held for call in collected.calls]
+            return Checked(report, " and ".join(found), never_tried=never_tried(operator, calls, report))
         hint = f"Give calls: --calls '{name}=FILE.py:function', a function that yields (args, kwargs)."
         return Checked(report, "none", f"no valid call was found: {held[-1][0].why_none}", hint)
 

@@ -122,6 +122,7 @@ class Checked(Message, frozen=True):
         origin: Where the calls come from, such as "drawn and given"; "none" if there are none.
         not_checked: Why no check could run, or None.
         hint: What to do about that.
+        never_tried: What no call tried, in words.
         seconds: How long it took.
     """
 
@@ -129,6 +130,7 @@ class Checked(Message, frozen=True):
     origin: str
     not_checked: str | None = None
     hint: str | None = None
+    never_tried: tuple[str, ...] = ()
     seconds: float = 0.0
 
     @property
