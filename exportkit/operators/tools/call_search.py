@@ -57,6 +57,7 @@ _SAID_DTYPES: tuple[tuple[str, torch.dtype], ...] = (
     (r"complex", torch.complex64),
 )
 _KEPT = 4  # forms of valid calls
+_OPTIONS = 8  # forms of valid calls with other options, beside these
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,8 @@ class _Searcher:
 
     def _search(self, simplest: Sequence[Form]) -> None:
         for form in simplest:
-            self._try(form)
+            if len(self.search.valid) < _KEPT:
+                self._try(form)
         while not self.search.valid and self._goes_on() and self.seeds:
             seed = min(self.seeds.values(), key=lambda each: (each.varied, self.chance.random()))
             seed.varied += 1
@@ -162,24 +164,28 @@ class _Searcher:
                 self._try(form)
                 if self.search.valid:
                     break
-        for form in list(self.search.valid[:2]):
-            for other in self._with_other_options(form):
-                self._try(other)
+        most = len(self.search.valid) + _OPTIONS
+        for number, form in enumerate((self.search.valid * 2)[:2]):
+            for others in self._with_other_options(form):
+                for other in reversed(others) if number else others:
+                    if len(self.search.valid) < most and self._try(other):
+                        break
 
     def _goes_on(self) -> bool:
         if self.search.tried - self.news > self.effort.patience:
             return False
         return self.search.tried < self.effort.tries and time.monotonic() < self.ends
 
-    def _try(self, form: Form) -> None:
-        if form in self.seen or len(self.search.valid) >= _KEPT or not self._goes_on():
-            return
+    def _try(self, form: Form) -> bool:
+        """Calls the operator with a form that is new. Returns whether it is valid."""
+        if form in self.seen or not self._goes_on():
+            return False
         self.seen.add(form)
         self.search.tried += 1
         refusal = self.attempt(draw(self.search.arguments, form, f"drawn: {shapes_text(form)}", self.device))
         if refusal is None:
             self.search.valid.append(form)
-            return
+            return True
         kind = re.sub(r"-?\d+(\.\d+)?", "#", refusal)
         self.news = self.search.tried if kind not in self.search.refusals else self.news
         self.search.refusals[kind] += 1
@@ -188,18 +194,38 @@ class _Searcher:
         if kind not in self.seeds or self.chance.random() < 0.1:
             varied = self.seeds[kind].varied if kind in self.seeds else 0
             self.seeds[kind] = _Seed(form, refusal, varied)
+        return False
 
     # --- other forms ----------------------------------------------------------------------------------------------
 
-    def _with_other_options(self, form: Form) -> Iterator[Form]:
-        """Yields the form with other optional tensors and flags. Its shapes stay, so that they still fit."""
-        for index, argument in enumerate(self.search.arguments):
-            if argument.kind == "bool" and not argument.listed:
-                yield _replaced(form, index, not form[index])
-            if argument.optional and argument.is_tensor and not argument.listed:
-                shapes = [each.shape for each in tensor_forms(form)] or [(3, 5)]
-                others = [argument.tensor(shape) for shape in dict.fromkeys([*shapes, *(s[-1:] for s in shapes)])]
-                yield from (_replaced(form, index, other) for other in (None, *others) if other != form[index])
+    def _with_other_options(self, form: Form) -> Iterator[list[Form]]:
+        """Yields the form with other values, an argument at a time. Its shapes stay, so that they still fit."""
+        shapes = [each.shape for each in tensor_forms(form)] or [(3, 5)]
+        for index, (argument, value) in enumerate(zip(self.search.arguments, form)):
+            others: list[Any] = [None] if argument.optional else []
+            if argument.listed:
+                yield self._with_other_lengths(form, index, shapes[0])
+            elif argument.is_tensor and argument.optional:
+                others += [argument.tensor(shape) for shape in dict.fromkeys([*shapes, *(s[-1:] for s in shapes)])]
+            elif argument.kind == "bool":
+                others += [not value]
+            elif argument.kind == "float":
+                others += [0.1, 2.0]
+            elif argument.kind in ("int", "SymInt", "number"):
+                others += [2, 3, *(size for shape in shapes for size in shape if size > 1)]
+            yield [_replaced(form, index, other) for other in others if other != value]
+
+    def _with_other_lengths(self, form: Form, index: int, shape: tuple[int, ...]) -> list[Form]:
+        """Returns the form with a list of other lengths, alone and with all lists, which may have to be as long."""
+        argument, lists = self.search.arguments[index], [len(v) if isinstance(v, tuple) else 0 for v in form]
+        element = form[index][0] if lists[index] else argument.one(shape)
+        if argument.length is not None or element is None:
+            return []
+        found = []
+        for length in dict.fromkeys([3, 1] if lists[index] else [*filter(None, lists), 2, 1]):
+            own = _replaced(form, index, (element,) * length)
+            found += [own, tuple(v[:1] * length if n and v else v for n, v in zip(lists, own))]
+        return found
 
     def _changed(self, form: Form, refusal: str) -> Form:
         """Returns the form with something else, more likely what the refusal names."""

@@ -92,12 +92,16 @@ class Argument:
             return self.default
         if self.optional and not self.listed:
             return None
-        one = self.tensor(shape) if self.is_tensor else _FIRST.get(self.kind, UnknownTypeError)
-        if one is UnknownTypeError:
+        one = self.one(shape)
+        if one is None:
             if self.optional:
                 return None
             raise UnknownTypeError(f"{self.name} is of type {self.kind}, of which no value can be drawn")
         return (one,) * (self.length or 2) if self.listed else one
+
+    def one(self, shape: tuple[int, ...]) -> Any:
+        """Returns a first value, of a list an element; None if there is none."""
+        return self.tensor(shape) if self.is_tensor else _FIRST.get(self.kind)
 
     def tensor(self, shape: tuple[int, ...]) -> TensorForm:
         """Returns the tensor that the argument's name suggests."""

@@ -64,6 +64,39 @@ def test_valid_calls_are_found_by_what_refusals_say(seed):
     assert weights == {False, True}, "and with and without optional tensors"
 
 
+@pytest.mark.parametrize(
+    ("schema", "taken"),
+    [
+        ("(Tensor x, int group) -> Tensor", lambda x, group: True),
+        ("(Tensor x, int group) -> Tensor", lambda x, group: x.shape[1] % group == 0),
+        ("(Tensor x, float eps=0.5, int? k=None) -> Tensor", lambda x, eps=0.5, k=None: True),
+        (
+            "(Tensor[] xs, Tensor? bias=None, float[]? weights=None) -> Tensor",
+            lambda xs, bias=None, weights=None: weights is None or len(weights) == len(xs),
+        ),
+        ("(Tensor[] xs, Tensor[] ys) -> Tensor", lambda xs, ys: len(xs) == len(ys)),
+    ],
+)
+def test_every_argument_has_other_values_where_they_are_taken(schema, taken):
+    parsed = torch._C.parse_schema(f"t::f{schema}")
+
+    def attempt(call: Sample) -> str | None:
+        try:
+            assert taken(*call.args, **call.kwargs)
+        except (AssertionError, IndexError):
+            return "no"
+        return None
+
+    search = search_calls(parsed, attempt, CPU, 0)
+    for index, argument in enumerate(search.arguments):
+        values = {form[index] for form in search.valid}
+        if argument.listed:
+            assert len({len(value or ()) for value in values}) > 1, argument.name
+        else:
+            assert len(values) > 1, argument.name
+    assert len(search.valid) <= 12, "sizes and dtypes are varied, too"
+
+
 def test_the_same_seed_finds_the_same_calls():
     assert search_calls(PICKY, picky, CPU, 3).valid == search_calls(PICKY, picky, CPU, 3).valid
 
