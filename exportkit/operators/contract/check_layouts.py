@@ -57,7 +57,7 @@ def _laid_out(trial: Trial, call: Sample) -> Iterator[_LaidOut]:
 @ContractCheck(
     "strides",
     "Read each tensor by its strides and its offset, or call contiguous() on it first. Or refuse what is not "
-    "contiguous.",
+    "contiguous. A contiguous tensor may begin at any element, where aligned loads fail.",
     order=40,
     dtypes="first",
     unless=("determinism", "mutation", "aliasing"),

@@ -82,12 +82,21 @@ def _framed_code(code: str, tensor: Tensor) -> str:
     return f"{framed}[{_FRAME}:{_FRAME + size}].view({tuple(tensor.shape)})"
 
 
+def _unaligned(tensor: Tensor) -> Tensor:
+    return pad(tensor.contiguous().flatten(), (1, 0), value=1)[1:].view(tensor.shape)
+
+
+def _unaligned_code(code: str, tensor: Tensor) -> str:
+    return f"torch.nn.functional.pad({code}.flatten(), (1, 0), value=1)[1:].view({tuple(tensor.shape)})"
+
+
 PLAIN = MemoryLayout("as it is", lambda t: t, lambda code, _: code)
 SPACED = MemoryLayout("gaps between elements", _spaced, _spaced_code)
 EXPANDED = MemoryLayout("stride 0 in the first dimension", _expanded, _expanded_code)
 FRAMED = MemoryLayout("other elements before and after", _framed, _framed_code)
+UNALIGNED = MemoryLayout("memory that begins one element after an aligned address", _unaligned, _unaligned_code)
 REVERSED = MemoryLayout("the first dimension innermost", _reversed, _reversed_code)
 CHANNELS_LAST = MemoryLayout("the channels innermost", _channels_last, _channels_last_code)
 
-STRIDED = (SPACED, REVERSED, CHANNELS_LAST, EXPANDED, FRAMED)
+STRIDED = (SPACED, REVERSED, CHANNELS_LAST, EXPANDED, FRAMED, UNALIGNED)
 """Each layout in which memory is not what a kernel may expect."""

@@ -138,6 +138,10 @@ def _taking_strides_for_granted(x: Tensor) -> Tensor:
     return x.as_strided(x.shape, dense(x.shape)) * 2
 
 
+def _loading_aligned(x: Tensor) -> Tensor:
+    return x.contiguous() * (3 if x.numel() > 1 and x.is_contiguous() and x.data_ptr() % 16 else 2)
+
+
 _BUFFERS: dict[Any, Tensor] = {}
 
 
@@ -330,6 +334,12 @@ MORE = {
     "an infinity is clamped": fault("infinity", "torch.randn(1, 1)", "infinite", _infinite, reference=doubled),
     "another reference": fault(
         "reference", "torch.randn(1, 1)", "of_another_reference", doubled, reference=lambda x: x * 3
+    ),
+    "aligned loads": fault(
+        "strides",
+        ".flatten(), (1, 0), value=1)[1:].view((",
+        "loading_aligned",
+        _loading_aligned,
     ),
     "strides of the first argument": fault(
         "strides",
