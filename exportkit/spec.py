@@ -24,8 +24,9 @@ class Tolerance:
     Attributes:
         rtol: Relative tolerance, as in torch.testing.assert_close.
         atol: Absolute tolerance, as in torch.testing.assert_close.
-        ranking_of: For an output of indices [B, K] that rank another output [B, N]: the name of that output. An index
-            may differ if the two values are equal within that output's error or tolerance. Indices may not repeat.
+        ranking_of: For an output of indices [..., K] of the last dimension of another output [..., N]: the name of
+            that output. An index may differ if the two values are equal within that output's error or tolerance.
+            Indices may not repeat.
         rows_of: For an output [B, K, ...] gathered by such indices: the name of the index output. Only rows whose
             indices agree are compared.
         gradient_of: For an output that is `scale` times the gradient of another with respect to an input: the names of

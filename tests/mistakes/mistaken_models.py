@@ -115,3 +115,36 @@ def text_as_inputs():
 
 net = Lin()
 number = 3
+
+
+class Labels(nn.Module):
+    """The best class of every pixel: a dimension of classes that is not the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(1, 5, 1)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return {"logits": y, "labels": y.argmax(1)}
+
+
+class LabelsLast(Labels):
+    """The same with the classes last."""
+
+    def forward(self, x):
+        y = self.layer(x)
+        return {"logits": y.movedim(1, -1), "labels": y.argmax(1, keepdim=True).movedim(1, -1)}
+
+
+RANKED = {"labels": exportkit.Tolerance(ranking_of="logits")}
+
+
+def labels():
+    """Says that the labels rank the logits."""
+    return exportkit.ExportSpec(Labels(), (torch.rand(2, 1, 6, 7),), tolerances=RANKED)
+
+
+def labels_last():
+    """The advice, followed."""
+    return exportkit.ExportSpec(LabelsLast(), (torch.rand(2, 1, 6, 7),), tolerances=RANKED)

@@ -101,6 +101,33 @@ def check_gradients(inputs: Sequence[TensorInput], outputs: Sequence[TensorOutpu
             )
 
 
+def check_rankings(outputs: Sequence[TensorOutput]) -> None:
+    """Checks that what is declared to rank another output has indices of that output's last dimension.
+
+    Raises:
+        UsageError: An output of `ranking_of` has no integers, or another shape than the output that it ranks, but for
+            the last dimension.
+    """
+    by_name = {each.name: each for each in outputs}
+    for output in outputs:
+        if output.tolerance.ranking_of is None:
+            continue
+        ranked = by_name[output.tolerance.ranking_of]
+        places, values = (f"{each.name} is {each.dtype}{shape_text(each.shape)}" for each in (output, ranked))
+        what = f"the tolerance of {output.name!r} says ranking_of={ranked.name!r}: {places}, {values}"
+        exact = f"Or leave out the tolerance of {output.name!r}, which must then equal eager's."
+        if output.dtype not in ("int64", "int32"):
+            raise UsageError(f"{what}, and indices are int64 or int32", hint=exact.removeprefix("Or ").capitalize())
+        pairs = list(zip(output.shape[:-1], ranked.shape[:-1]))
+        alike = all(None in pair or pair[0] == pair[1] for pair in pairs)
+        if not (alike and len(output.shape) == len(ranked.shape) > 0):
+            raise UsageError(
+                f"{what}, and it takes indices [..., K] of the last dimension of values [..., N]",
+                hint="Return both with the ranked dimension last, such as `y.movedim(1, -1)` and "
+                f"`y.argmax(1, keepdim=True).movedim(1, -1)`. {exact}",
+            )
+
+
 def accuracy_outputs(outputs: Sequence[TensorOutput], given: Mapping[str, Tolerance]) -> tuple[str, ...]:
     """Returns the floating outputs that are held to eager's accuracy: those for which the spec gives no numbers."""
     return tuple(

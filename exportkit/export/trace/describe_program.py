@@ -12,7 +12,7 @@ from exportkit.errors import ExportError
 from exportkit.export.models.call_signature import BoundCall, check_plain, is_tensor, look_into_dataclasses
 from exportkit.export.models.program_model import taken
 from exportkit.export.record.cases import check_packable
-from exportkit.export.record.tolerances import check_gradients, output_tolerances
+from exportkit.export.record.tolerances import check_gradients, check_rankings, output_tolerances
 from exportkit.export.sizes.shapes import DynamicSizes, Symbols
 from exportkit.package.manifest import Call, Node, Size, TensorInput, TensorOutput
 from exportkit.package.structure import flatten, names
@@ -109,6 +109,7 @@ def describe_program(
         for name, value in zip(output_names, given)
     )
     check_gradients(inputs, outputs, repeats=not (state or written))
+    check_rankings(outputs)
     call = Call(
         parameters=bound.parameters,
         inputs=inputs,
