@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from ctypes import byref, c_char_p, c_int, c_uint64
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, NoReturn, Self
 
 import msgspec
 
@@ -101,6 +101,9 @@ class _Package(int):
 
     def __del__(self) -> None:
         self.close(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an open package cannot be pickled or copied: it would be closed twice")
 
 
 class PackageReader:

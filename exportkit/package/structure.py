@@ -16,7 +16,16 @@ from typing import Any, TypeVar, assert_never
 
 from exportkit.errors import ManifestConsistencyError, UsageError
 from exportkit.package import core
-from exportkit.package.manifest import Call, ConstantNode, MappingNode, NamedTupleNode, Node, SequenceNode, TensorNode
+from exportkit.package.manifest import (
+    Call,
+    ConstantNode,
+    MappingNode,
+    NamedTupleNode,
+    Node,
+    Parameter,
+    SequenceNode,
+    TensorNode,
+)
 
 MAX_DEPTH = 32  # levels of containers; also stops at a value that contains itself
 
@@ -134,6 +143,27 @@ def builder(node: Node) -> Callable[[Sequence[Leaf]], Any]:
         make = named_tuple_class(node.class_name, node.fields)
         return lambda leaves: make(*[part(leaves) for part in parts])
     assert_never(node)
+
+
+def call_text(parameters: Sequence[Parameter]) -> str:
+    """Returns a call as it is written, without what is fixed: "(sample={'image': image, 'mask': mask})"."""
+    given = [each for each in parameters if names(each.value, each.name)]
+    return f"({', '.join(f'{each.name}={_written(each.value, each.name)}' for each in given)})"
+
+
+def _written(node: Node, name: str) -> str:
+    if isinstance(node, TensorNode):
+        return name if name.isidentifier() else "tensor"
+    if isinstance(node, ConstantNode):
+        return repr(node.value)
+    steps = _steps(node)
+    parts = [_written(item, step if step.isidentifier() else name) for step, item in zip(steps, node.items)]
+    if isinstance(node, MappingNode):
+        return f"{{{', '.join(f'{key!r}: {part}' for key, part in zip(node.keys, parts))}}}"
+    if isinstance(node, NamedTupleNode):
+        return f"{node.class_name}({', '.join(f'{field}={part}' for field, part in zip(node.fields, parts))})"
+    comma = "," if len(parts) == 1 else ""
+    return f"[{', '.join(parts)}]" if node.kind == "list" else f"({', '.join(parts)}{comma})"
 
 
 def names(node: Node, prefix: str = "") -> list[str]:

@@ -7,6 +7,7 @@ of every call, so they are planned once per model.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ import torch
 
 from exportkit.errors import InputError
 from exportkit.package import manifest as m
-from exportkit.package.structure import builder, fields_of, names, parts_of
+from exportkit.package.structure import builder, call_text, fields_of, names, parts_of
 from exportkit.runtime.requests import joined_shapes
 from exportkit.sizes import shape_text
 
@@ -69,6 +70,7 @@ class InputPlan:
         self.written = tuple(place for place, tensor in enumerate(call.inputs) if tensor.written is not None)
         self._allowed_shapes: set[tuple[Any, ...]] = set()
         self.signature = _signature(call.parameters)
+        self._call_text = call_text(call.parameters)
 
     def prepare(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], fixed: Fixed | None = None
@@ -161,17 +163,27 @@ class InputPlan:
         if len(args) > len(self._positional):
             raise InputError(
                 f"{len(args)} positional arguments were given; the package takes {len(self._positional)}: {self}",
-                hint=_NOT_EXPORTED,
+                hint=self._how_to_call(),
             )
         if unknown := [name for name in kwargs if name not in self._names]:
-            raise InputError(f"the package has no parameter `{unknown[0]}`: {self}", hint=_NOT_EXPORTED)
+            close = difflib.get_close_matches(unknown[0], self._names, 1)
+            meant = f"Did you mean `{close[0]}`? " if close else ""
+            raise InputError(
+                f"the package has no parameter `{unknown[0]}`: {self}", hint=f"{meant}{self._how_to_call()}"
+            )
         given = dict(zip(self._positional, args))
         if twice := [name for name in kwargs if name in given]:
             raise InputError(f"`{twice[0]}` was given twice, by position and by name: {self}")
         given = {**self._fixed, **given, **kwargs}
         if missing := [name for name in self._names if name not in given]:
-            raise InputError(f"`{missing[0]}` was not given: {self}")
+            raise InputError(f"`{missing[0]}` was not given: {self}", hint=f"Call it as {self._call_text}.")
         return [given[name] for name in self._names]
+
+    def _how_to_call(self) -> str:
+        return (
+            f"Call it as {self._call_text}. A parameter that the example call of the export left out cannot be given: "
+            "Export again with it among the inputs."
+        )
 
     def _check_new_shapes(self, shapes: Sequence[Sequence[int]], fixed: Fixed | None) -> None:
         # Dimension -> its number, and what gave it.
@@ -289,11 +301,6 @@ def _bytes_needed(value: torch.Tensor) -> int:
 def describe_tensor(tensor: m.TensorInput) -> str:
     """Returns such as "image: float32[batch, 3, 16*gh, 16*gw]"."""
     return f"{tensor.name}: {tensor.dtype}{shape_text(tensor.shape)}"
-
-
-_NOT_EXPORTED = (
-    "Only parameters that were given at export can be given. Export again with the parameter among the inputs."
-)
 
 
 def _signature(parameters: Sequence[m.Parameter]) -> inspect.Signature:

@@ -7,7 +7,7 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 
@@ -352,6 +352,14 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to be copied or pickled: a copy would close the same file a second time."""
+        raise UsageError(
+            f"the model {self.manifest.name} cannot be pickled or copied: its code is loaded into this process",
+            hint="Send the package's path, and call exportkit.load in each process, such as in a DataLoader's "
+            "worker_init_fn. Threads may share one model.",
+        )
 
     def __repr__(self) -> str:
         alone = list(self.methods) == ["forward"]

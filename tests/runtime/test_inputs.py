@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 from collections import namedtuple
 from dataclasses import make_dataclass
@@ -191,6 +192,22 @@ def test_a_tensor_is_described_with_its_dimensions():
 def test_a_call_of_another_signature_is_refused(plan, args, kwargs, message):
     with pytest.raises(InputError, match=message):
         plan.prepare(args, kwargs)
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((1, 2, 3), {}), ((), {}), ((), {"features": 1})])
+def test_a_call_of_another_signature_is_told_one_that_works(plan, args, kwargs):
+    """Such as parts of a dict that are given beside one another."""
+    told = "(image=image, query={'features': features, 'mode': 'scaled'}, offset=offset)"
+    with pytest.raises(InputError, match=re.escape(f"Call it as {told}.")):
+        plan.prepare(args, kwargs)
+    (image, query), more = tiny.example()
+    features = query["features"]
+    plan.prepare((), dict(image=image, query={"features": features, "mode": "scaled"}, **more))
+
+
+def test_a_misspelt_parameter_is_named(plan):
+    with pytest.raises(InputError, match=r"no parameter `imgae`.*\n.*Did you mean `image`\?"):
+        plan.prepare((), {"imgae": 1})
 
 
 @pytest.mark.parametrize(

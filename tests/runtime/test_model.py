@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import pytest
 import torch
 
 import exportkit
-from exportkit.errors import InputError, ManifestConsistencyError, ModelClosedError
+from exportkit.errors import InputError, ManifestConsistencyError, ModelClosedError, UsageError
+from exportkit.package.archive import PackageReader
 from exportkit.package.structure import flatten
 from exportkit.runtime import isolated
 from tests.runtime import tiny, ways
@@ -105,6 +108,18 @@ def test_it_has_the_modules_signature_and_says_what_it_is(model):
     assert model.device == torch.device("cpu")
     assert model.target.name == "cpu"
     assert model.manifest.name == "tiny"
+
+
+@pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_model_cannot_be_copied_and_says_what_to_send_instead(model, how):
+    """A copy would close the package a second time, which ended the process."""
+    with pytest.raises(UsageError, match=r"cannot be pickled or copied.*\n.*exportkit.load in each process"):
+        how(model)
+
+
+def test_an_open_package_cannot_be_copied(tiny_package):
+    with PackageReader(tiny_package) as reader, pytest.raises(TypeError, match="closed twice"):
+        copy.deepcopy(reader.handle)
 
 
 def test_the_recorded_cases_are_calls_and_answers(model):
