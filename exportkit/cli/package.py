@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,9 +140,22 @@ def _print(output: Path, manifest: Manifest, report: Report | None, sign_key: Pr
             print_table(operators_rows(reader))
     if report is None:
         click.echo("not verified: --no-verify")
+        _print_not_compiled(output, manifest)
         return
     print_report(report, written=written)
     if written and report.exit_code:
         click.echo("The package was written: nothing failed.")
     if report.exit_code == HostError.exit_code:
         click.echo("It may run elsewhere: --no-verify writes it without running it here.")
+    if written:
+        _print_not_compiled(output, manifest)
+
+
+def _print_not_compiled(output: Path, manifest: Manifest) -> None:
+    """Says of a package of a program alone that nothing loads it yet, and what makes one that loads."""
+    if manifest.program is None or manifest.targets:
+        return
+    click.echo(
+        f"Nothing in it is compiled, so exportkit.load refuses it. Next: exportkit export {shlex.quote(str(output))} "
+        "-o COMPILED.pt2, and package that."
+    )

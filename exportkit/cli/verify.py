@@ -194,7 +194,12 @@ def report_document(report: Report) -> dict[str, Any]:
     for check, item in zip(report.checks, document["checks"]):
         verdict = {"kind": check.verdict.kind, "exit_code": check.verdict.exit_code, "message": check.verdict.message}
         item["verdict"] = {**verdict, **item["verdict"]}
-    return {"ok": report.exit_code == 0, "exit_code": report.exit_code, **document}
+    outcome = {"ok": report.exit_code == 0, "exit_code": report.exit_code}
+    return {**outcome, "compared_with_eager": _compared_with_eager(report), **document}
+
+
+def _compared_with_eager(report: Report) -> bool:
+    return any(check.against == "eager" and check.calls + check.beside for check in report.checks)
 
 
 def print_report(report: Report, *, written: bool = True) -> None:
@@ -226,23 +231,34 @@ def print_report(report: Report, *, written: bool = True) -> None:
             if written and (again := _again(report, check)) is not None:
                 click.echo(f"  {again}")
     if report.failure is not None:
-        _print_failure(report, report.failure)
+        _print_failure(report, report.failure, written)
         return
     calls, beside = (sum(getattr(check, kind) for check in report.checks) for kind in ("calls", "beside"))
     if beside:
         click.echo(f"  {beside} calls with edge values or in other layouts agree")
     ran = sum(target.left_out is None for target in report.targets)
     of = f"; {ran} of {len(report.targets)} targets were run" if len(report.targets) > 1 else ""
-    click.echo(f"ok: {calls} calls agree{of}")
+    click.echo(f"ok: {calls} calls agree{of}{_not_compared(report)}")
 
 
-def _print_failure(report: Report, failure: Check) -> None:
+def _not_compared(report: Report) -> str:
+    """Returns what the last line adds where the recorded cases alone were compared, and eager was to be, too."""
+    eager = next((c.verdict for c in report.checks if isinstance(c.verdict, outcomes.EagerUnavailable)), None)
+    if eager is None or _compared_with_eager(report):
+        return ""
+    cure = re.search(r"--model \S+$", eager.reason)
+    with_model = f"; {cure[0]} compares it" if cure else ""
+    return printable(f"; with the recorded answers only, not with eager PyTorch{with_model}")
+
+
+def _print_failure(report: Report, failure: Check, written: bool) -> None:
     """Prints how many checks failed, or could not be judged where none failed, and what to do next."""
     alike = sum(check.failed and check.wrong == failure.wrong for check in report.checks)
     if not failure.wrong:
         click.echo("\n`verify --bisect` compares them node by node, along the decisions that eager takes.")
     elif any(check.wrong and check.target and check.against in ("cases", "eager") for check in report.checks):
-        click.echo("\n`verify --bisect` names the node, `export --repair` makes code that is right.")
+        first = "" if written else "With --no-verify the package is written all the same: then "
+        click.echo(f"\n{first}`verify --bisect` names the node, `export --repair` makes code that is right.")
     what = "FAILED" if failure.wrong else "CANNOT BE JUDGED"
     click.echo(f"\n{what}: {alike} of {len(report.checks)} checks; exit code {report.exit_code}")
 

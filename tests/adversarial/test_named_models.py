@@ -6,6 +6,7 @@ attacker's is needed for that: every Python has the function.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,10 @@ def test_verify_says_that_eager_was_not_compared_and_how_to_compare(
     said = capsys.readouterr().out
     assert f"no comparison with eager: the artifact names its model, and what a file names is not imported; compare " \
         f"with --model {MODEL}" in said  # fmt: skip
+    (last,) = said.splitlines()[-1:]
+    assert last.endswith(f"with the recorded answers only, not with eager PyTorch; --model {MODEL} compares it")
+    assert main(["verify", str(package), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["compared_with_eager"] is False
     assert main(["verify", str(package), "--against", "eager"]) == 2
     assert not mark.exists()
 
