@@ -148,3 +148,10 @@ def labels():
 def labels_last():
     """The advice, followed."""
     return exportkit.ExportSpec(LabelsLast(), (torch.rand(2, 1, 6, 7),), tolerances=RANKED)
+
+
+class Scaled(nn.Module):
+    """Only its first input must be given."""
+
+    def forward(self, x, scale=2.0, names=None):
+        return x * scale

@@ -112,6 +112,13 @@ def converted(typed: str, said: str, _: str) -> list[str]:
     return [command, typed.replace(old, new)]
 
 
+def written(typed: str, said: str, model: str) -> list[str]:
+    """Types the command that writes the weights of a checkpoint, and then a model's name with these."""
+    (command,) = _COMMAND.findall(said)
+    *_others, old, new = shlex.split(command)
+    return [command, f"{typed.replace(old, model)} --weights {new}"]
+
+
 def listed(typed: str, said: str, wrong: str) -> list[str]:
     """Types the first name of those that there are in place of the wrong one."""
     match = re.search(r"(?:such as|It has|takes) ([\w./:]+)", said)
@@ -131,5 +138,5 @@ def change(typed: str, _: str, words: str) -> list[str]:
 
 
 FOLLOW: Mapping[str, Callable[[str, str, str], list[str]]] = {
-    function.__name__: function for function in (options, meant, first, only, converted, listed, add, change)
+    function.__name__: function for function in (options, meant, first, only, converted, written, listed, add, change)
 }

@@ -82,6 +82,14 @@ def parameter_names(model: torch.nn.Module) -> list[str]:
     return [p.name if p.kind is not _POSITIONALS else f"{p.name}_0" for p in parameters if p.kind is not _KEYWORDS]
 
 
+def needed_names(model: torch.nn.Module) -> list[str]:
+    """Returns the names of forward's parameters that every call must give; all names if there is none."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    free = (_POSITIONALS, _KEYWORDS)
+    needed = [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in free]
+    return needed or parameter_names(model)
+
+
 def takes(model: torch.nn.Module, name: str) -> bool:
     """Returns whether forward takes an argument of this name, if only in `*args` or `**kwargs`."""
     kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import difflib
+import shlex
 from pathlib import Path
 
 from exportkit.errors import ModelNotFoundError
 from exportkit.installed import installed_models
+from exportkit.package.weights_hints import to_safetensors
 
+_WEIGHTS = {".pt", ".pth", ".ckpt", ".bin", ".safetensors"}  # the endings of checkpoints
 _MOST = 12  # names that are listed
 
 
@@ -20,6 +23,8 @@ def check_model_name(model: str) -> None:
     """
     if model in installed_models():
         return
+    if Path(model).suffix in _WEIGHTS and Path(model).is_file():
+        raise _weights_alone(Path(model))
     if model.endswith(".pt2"):
         _check_file(Path(model))
         return
@@ -28,6 +33,15 @@ def check_model_name(model: str) -> None:
         raise ModelNotFoundError(f"{model!r} is not a model", hint=_form(model.removesuffix(":")))
     if name.endswith(".py"):
         _check_file(Path(name))
+
+
+def _weights_alone(path: Path) -> ModelNotFoundError:
+    """Explains that a checkpoint has weights, which the model's code must take."""
+    weights = shlex.quote(str(path.with_suffix(".safetensors")))
+    hint = f"Name the code that makes the model: path/file.py:Class --weights {weights}."
+    if path.suffix != ".safetensors":
+        hint += f" {to_safetensors(path)}"
+    return ModelNotFoundError(f"{str(path)!r} is a checkpoint: it has weights, and not the model's code", hint=hint)
 
 
 def _check_file(path: Path) -> None:

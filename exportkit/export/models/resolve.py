@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
-from exportkit.export.models.call_signature import bind_call, parameter_names, rebind, takes
+from exportkit.export.models.call_signature import bind_call, needed_names, parameter_names, rebind, takes
 from exportkit.export.models.importing import import_code, named_attribute
 from exportkit.export.models.method_specs import matches
 from exportkit.export.models.option_parsing import check_dtype, parse_input_text
@@ -217,7 +217,8 @@ def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSp
         arguments = {**bind_call(spec.model, spec.example_inputs, spec.example_kwargs, partial=True), **given}
         args, kwargs = rebind(spec.model, arguments)
         spec = replace(spec, example_inputs=args, example_kwargs=kwargs)
-    every = "Give every input, such as " + " ".join(f"--input {name}=float32[2,3]" for name in names) + "."
+    needed = " ".join(f"--input {name}=float32[2,3]" for name in needed_names(spec.model))
+    every = f"Give every input, such as {needed}."
     try:
         bind_call(spec.model, spec.example_inputs, spec.example_kwargs)
     except UsageError as error:

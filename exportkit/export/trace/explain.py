@@ -22,7 +22,7 @@ from exportkit.export.torch_patches.control_flow import ControlFlowError
 from exportkit.export.torch_patches.operator_bodies import BodyError
 from exportkit.export.trace.hop_subgraphs import flow_nodes
 from exportkit.export.trace.line_hints import branches, needs_number, to_keep_the_range
-from exportkit.export.trace.preflight import IN_CPP, OTHER_DTYPES, SAME_DTYPE
+from exportkit.export.trace.preflight import IN_CPP, OTHER_DTYPES, same_dtype
 from exportkit.export.trace.size_search import changes_that_trace
 from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask
 
@@ -41,7 +41,8 @@ def explain_refusal(refused: RefusedByTorchError, task: TracingTask) -> ExportEr
     """
     if violated_names(str(refused)):
         return sizes_error(refused, changes_that_trace(task, refused, _TRIES))
-    return _explained(refused.error, task.spec.model)
+    dtypes = same_dtype(task.spec.model, dict(zip(task.bound.names, task.bound.tensors)))
+    return _explained(refused.error, task.spec.model, dtypes)
 
 
 def sizes_error(refused: RefusedByTorchError, changes: Sequence[SizeChange]) -> ExportError:
@@ -83,9 +84,9 @@ def advice(changes: Sequence[SizeChange]) -> str:
     return f"{options} ({'; '.join(dict.fromkeys(change.meaning for change in changes))})"
 
 
-def _explained(error: Exception, model: torch.nn.Module) -> ExportError:
+def _explained(error: Exception, model: torch.nn.Module, dtypes: str) -> ExportError:
     if isinstance(error, BodyError):
-        inside = _explained(error.error, model)
+        inside = _explained(error.error, model, dtypes)
         called = where_raised(error).partition(": `")[0]
         return OperatorNotExportableError(
             f"operator {error.operator}{f' (called at {called})' if called else ''} is implemented in Python, hosts do "
@@ -116,6 +117,8 @@ def _explained(error: Exception, model: torch.nn.Module) -> ExportError:
         return _lost_size(at)
     if re.search("__obj_flatten__|PackedParams", text):
         return _packed(model, at)
+    if re.search(OTHER_DTYPES, text):
+        return ExportError(f"the model computes with tensors of two dtypes{at}: {_first_line(text)}", hint=dtypes)
     for pattern, meaning, hint in _KNOWN:
         if re.search(pattern, text):
             return ExportError(f"{meaning}{at}: {_first_line(text)}", hint=hint)
@@ -218,7 +221,6 @@ def _depends_on_values(error: GuardOnDataDependentSymNode, place: str) -> Export
 
 
 _KNOWN = (
-    (OTHER_DTYPES, "the model computes with tensors of two dtypes", SAME_DTYPE),
     (
         r"\.numpy\(\) is not supported|numpy",
         "the model calls NumPy",
