@@ -43,6 +43,7 @@ _REPORT = """\
 | key | value |
 | --- | --- |
 | `ok`, `exit_code` | Whether every check passed; the exit code of the first one that failed. |
+| `compared_with_eager` | Whether any call was compared with the running eager model, and not with recorded answers alone. |
 | `artifact`, `torch` | The file; the version of the torch that ran it, or null if nothing was loaded. |
 | `targets` | One entry for each compiled target, or for the exported program: `name`, `device`, `load_seconds`, `left_out`. `left_out` says why the target was not run on this machine; it is null if the target was run. |
 | `checks` | In the order they were made: `target` (null for a check of the whole package), `against` (`package`, `cases`, `eager`), `label`, `sizes`, `seconds`, `verdict`. A verdict has `kind`, `exit_code` (0 if the check passed), `message`, and the values that belong to its kind. |

@@ -120,7 +120,17 @@ def test_a_package_that_fails_its_verification_is_not_written(compiled, tmp_path
     assert "was not written" in text
     assert "elements differ" in text
     assert "--case" not in text  # a command for a file that is not there
+    assert "With --no-verify the package is written all the same: then `verify --bisect`" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.pt2"]
+
+
+def test_a_package_of_a_program_alone_says_in_its_last_line_that_nothing_is_compiled(tmp_path, capsys):
+    out = tmp_path / "package.pt2"
+    code, text, _ = run(capsys, "package", artifact("patches-program"), "-o", out, "--no-verify")
+    assert code == 0
+    last = text.splitlines()[-1]
+    assert last.startswith("Nothing in it is compiled, so exportkit.load refuses it. Next: exportkit export ")
+    assert str(out) in last
 
 
 def test_a_package_whose_answers_cannot_be_judged_is_written(compiled, tmp_path, capsys, monkeypatch):
