@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @exportkit_command("sign", short_help="Sign a package.")
 @click.argument("package", type=EXISTING_FILE)
 @click.option("--key", type=EXISTING_FILE, metavar="PRIVATE.pem", help="The signer's private key.")
-@click.option("--sign-command", metavar="COMMAND", help="Sign by this command instead; see below.")
+@click.option("--sign-command", metavar="COMMAND", help="Sign by this command instead; see above.")
 @click.option("--public-key", type=EXISTING_FILE, metavar="KEY.pem", help="The public key of --sign-command.")
 @click.option(
     "--sign-input",

@@ -114,7 +114,7 @@ def command(
     exportkit verify arr_coc.pt2
     exportkit verify net.pt2 --model net.py:Net --against eager --shapes 20 --json
     exportkit verify arr_coc.pt2 --bisect
-    exportkit verify arr_coc.pt2 --public-key release.pem
+    exportkit verify arr_coc.pt2 --public-key release.pub.pem
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     check_tolerances(options["rtol"], options["atol"])
     from exportkit.child.process import start_forkserver_early
