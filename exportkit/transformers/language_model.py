@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from exportkit.errors import UsageError
+from exportkit.export.record.cases import MAX_CASE_BYTES
 from exportkit.spec import ExportSpec, Method
 from exportkit.transformers.adapters import Adapters, Lora
 from exportkit.transformers.images import draw_images, image_token, prompt_with_images
@@ -134,7 +135,14 @@ def _adapters(model: Any, forms: Sequence[LayerForm], lora: Lora, batch: int) ->
             f"{type(model).__name__} has adapters of PEFT's in it already",
             hint="Give the model without: model.unload() of PEFT's returns it.",
         )
-    return Adapters(model, lora, batch)
+    made = Adapters(model, lora, batch)
+    held, most = sum(buffer.nbytes for buffer in made.buffers()), 4 * MAX_CASE_BYTES
+    if held > most:
+        raise UsageError(
+            f"adapters of rank {lora.rank} take {held:,} bytes for {batch} rows; a recorded session holds {most:,}",
+            hint="Give a smaller rank, or fewer target_modules.",
+        )
+    return made
 
 
 def checked_model(model: nn.Module) -> Any:

@@ -244,6 +244,7 @@ def test_an_adapter_without_its_configuration_has_no_scale(package, saved, tmp_p
     ("make", "lora", "message"),
     [
         (llama, Lora(rank=0), "the rank is 0"),
+        (llama, Lora(rank=30_000), "take .* bytes for 2 rows(?s:.*)smaller rank"),
         (llama, Lora(target_modules=("embed_tokens",)), "no linear layer of LlamaForCausalLM(?s:.*)q_proj"),
         (lambda: adapted_inside(), Lora(), "has adapters of PEFT's in it already(?s:.*)unload"),
     ],
