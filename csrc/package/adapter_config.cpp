@@ -19,7 +19,7 @@ constexpr size_t kMostBytes = size_t{1} << 20;
 
 [[noreturn]] void refuse(const std::string& what, const std::string& hint) { throw Error(errors::kState, what, hint); }
 
-// What changes nothing of what is computed once an adapter is trained, or shows in the file's tensors.
+// Keys that do not change what a trained adapter computes. Those that add tensors show in the file itself.
 const std::set<std::string_view> kOfNoWeight{"auto_mapping",
                                              "base_model_name_or_path",
                                              "bias",
@@ -46,7 +46,7 @@ const std::set<std::string_view> kOfNoWeight{"auto_mapping",
                                              "task_type",
                                              "trainable_token_indices"};
 
-// How training began, where that left the model's own weights as they were.
+// Ways to begin training that leave the model's own weights alone. Others, such as PiSSA, change them.
 const std::set<std::string_view> kBeginnings{"true", "false", "null", "\"gaussian\"", "\"eva\"", "\"orthogonal\""};
 const std::set<std::string_view> kNothing{"null", "false", "{}", "[]", "\"\""};
 

@@ -19,7 +19,7 @@ struct AdapterConfig {
 };
 
 // Reads adapter_config.json in the folder of an adapter's file; nothing if there is none. StateError: it cannot be
-// read, or the adapter is no plain LoRA.
+// read, or it describes more than plain LoRA.
 std::optional<AdapterConfig> read_adapter_config(const std::string& adapter);
 
 }  // namespace exportkit

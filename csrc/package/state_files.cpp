@@ -81,7 +81,7 @@ void check_model(const StateFile& file, const Manifest& manifest) {
 
 bool is_floating(std::string_view dtype) { return dtype.starts_with("float") || dtype == "bfloat16"; }
 
-// The scale of a file's adapters: that of PEFT's configuration, and none in a session's own file.
+// The scale of a file's adapters, which PEFT's configuration has. A session's own file has scaled numbers.
 class Adapter {
  public:
   explicit Adapter(const StateFile& file) : file_(file) {
@@ -166,7 +166,7 @@ class Names {
   std::vector<std::pair<std::string, size_t>> names_;
 };
 
-// The shape of the value that a tensor is padded to; nothing if it does not fit. An adapter of PEFT's has no rows.
+// The shape to which a tensor is padded with zeros. Nothing if the tensor does not fit. PEFT's adapters have no rows.
 std::optional<Shape> padded(const StateTensor& state, const RowSizes& sizes, const Place& place,
                             const std::optional<LoraName>& lora, bool own) {
   Shape shape = shape_of(state, sizes);
@@ -223,7 +223,8 @@ std::vector<StateValue> match_whole_state(const Manifest& manifest, const RowSiz
 std::vector<StateValue> match_part_of_state(const Manifest& manifest, const RowSizes& sizes, const StateFile& file,
                                             bool one_row) {
   check_model(file, manifest);
-  if (file.places.empty()) refuse(file.path + " has no tensors");
+  if (file.places.empty())
+    refuse(file.path + " has no tensors", "Give a file with a part of the state of " + manifest.name + ".");
   RowSizes rows = sizes;
   for (auto& [dimension, size] : rows) size = one_row ? 1 : size;
   const Adapter adapter(file);
@@ -246,7 +247,9 @@ std::vector<StateValue> match_part_of_state(const Manifest& manifest, const RowS
   }
   std::vector<StateValue> ordered;
   for (auto& [index, value] : values) {
-    if (one_row && !has_rows(manifest.state[index])) refuse(manifest.state[index].name + " has no rows");
+    if (one_row && !has_rows(manifest.state[index])) {
+      refuse(manifest.state[index].name + " has no rows, so that one row of it cannot be set", "Leave out `row`.");
+    }
     ordered.push_back(std::move(value));
   }
   return ordered;

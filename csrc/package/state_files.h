@@ -42,12 +42,12 @@ std::vector<StateValue> match_whole_state(const Manifest& manifest, const std::m
 // A tensor has the state's name, or the end of it after a dot; PEFT's `base_model.model.` is left out. It may lack the
 // rows. Tensors of LoRA (`<module>.lora_A.weight`, [rank, ...], and `lora_B`, [out, rank, ...]) may have a smaller rank
 // and another floating dtype. If the file has some, the state's others become zeros: an adapter takes the place of the
-// one before. Their scale is that of PEFT's adapter_config.json beside the file; a session's own file has none.
+// one before. PEFT's adapter_config.json beside the file has their scale. A session's own file needs none.
 //
 // With `one_row`, they are values of one row, and each tensor of the state must have rows.
 //
-// StateError: a tensor of the file is none of the state's, or of several, or does not fit; there are none; or the
-// configuration cannot be read or asks for more than LoRA.
+// StateError: the file has no tensors, or one that fits no tensor of the state, or several; or the configuration cannot
+// be read, or describes more than LoRA.
 std::vector<StateValue> match_part_of_state(const Manifest& manifest, const std::map<std::string, int64_t>& sizes,
                                             const StateFile& file, bool one_row);
 

@@ -331,7 +331,7 @@ EXPORTKIT_API int exportkit_session_load_state(exportkit_session session, const 
 /* Sets the state that a safetensors file names, in one row, or in all if `row` is -1.
  * The file may be an adapter of PEFT's beside its adapter_config.json. `set`, which may be null, has `count`
  * places, one for each tensor of the state in the order of the description: 1 if it was set, else 0.
- * EXPORTKIT_STATE_ERROR: a tensor is none of the state's, or does not fit; the state stays as it was. */
+ * EXPORTKIT_STATE_ERROR: a tensor fits none of the state's. The state then stays as it was. */
 EXPORTKIT_API int exportkit_session_load_partial_state(exportkit_session session, const char* path, int64_t row,
                                                        uint8_t* set, size_t count,
                                                        exportkit_error** error) EXPORTKIT_NOEXCEPT;

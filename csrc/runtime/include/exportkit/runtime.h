@@ -278,7 +278,7 @@ class EXPORTKIT_API Session {
   void load_state(const std::string& path);
   // Sets the state that a safetensors file names, in every row or in one, and returns its names. The file may be an
   // adapter of PEFT's beside its adapter_config.json: docs/learning.md. UsageError: there is no such row. StateError: a
-  // tensor is none of the state's, or does not fit; the state stays as it was.
+  // tensor fits none of the state's. The state then stays as it was.
   std::vector<std::string> load_partial_state(const std::string& path, std::optional<int64_t> row = std::nullopt);
 
   // The tensors of the state, by name, in the package's order. They are the session's own: the next call changes them.
