@@ -8,11 +8,10 @@ from __future__ import annotations
 import difflib
 import gc
 import importlib
-import itertools
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -30,17 +29,36 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 BUG_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
+VERDICT_CODES = range(10, 22)
+"""The exit codes of `verify`'s verdicts."""
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as in a shell
 
-# In the order of the work. Each name is a module whose attribute `command` is the command.
+# In the order of the work. Each name is a module whose attribute `command` is the command. What it does stands here, so
+# that `exportkit --help` need not import it.
 GROUPS = {
-    "Make": ("export", "package"),
-    "Check": ("verify", "inspect", "diff", "doctor"),
-    "Ship": ("sign", "revoke", "oci"),
-    "Run": ("serve", "triton", "bench"),
-    "Operators": ("ops",),
+    "Make": {
+        "export": "Trace and compile a model, and record cases.",
+        "package": "Add operator libraries, and verify.",
+    },
+    "Check": {
+        "verify": "Run an artifact in a fresh process and compare.",
+        "inspect": "Show what an artifact holds.",
+        "diff": "Compare two packages.",
+        "doctor": "Show what this machine can do; look after its cache.",
+    },
+    "Ship": {
+        "sign": "Sign a package.",
+        "revoke": "Add keys and packages to a revocation list.",
+        "oci": "Write a package as an OCI image layout, for registries.",
+    },
+    "Run": {
+        "serve": "Serve packages over HTTP and gRPC.",
+        "triton": "Serve a package with Triton.",
+        "bench": "Time operators or packages beside the alternatives.",
+    },
+    "Operators": {"ops": "Write, list and check custom operators."},
 }
-COMMANDS = tuple(itertools.chain(*GROUPS.values()))
+COMMANDS = {name: does for group in GROUPS.values() for name, does in group.items()}
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
@@ -116,19 +134,53 @@ class Commands(LazyGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the commands, by group."""
-        names = self.list_commands(ctx)
-        wide = max(map(len, names))
-        for title, group in (GROUPS | {"Of installed packages": names[len(COMMANDS) :]}).items():
-            found = [(name, self.get_command(ctx, name)) for name in group]
-            rows = [(name.ljust(wide), command.get_short_help_str(80)) for name, command in found if command]
+        others = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)[len(COMMANDS) :]]
+        installed = {name: command.get_short_help_str(80) for name, command in others if command}
+        wide = max(map(len, COMMANDS | installed))
+        for title, group in (GROUPS | {"Of installed packages": installed}).items():
+            if group:
+                with formatter.section(title):
+                    formatter.write_dl([(name.ljust(wide), does) for name, does in group.items()])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the exit codes that are not `verify`'s own."""
+        with formatter.section("Exit codes"):
+            formatter.write_dl(
+                [(str(code), meaning) for code, meaning in EXIT_CODES.items() if code not in VERDICT_CODES]
+            )
+            formatter.write_text(
+                f"Those of `verify` ({min(VERDICT_CODES)} to {max(VERDICT_CODES)}): `exportkit verify --help`."
+            )
+
+
+class Command(click.Command):
+    """A command that shows the options of every day before the others.
+
+    Attributes:
+        common: The names of the parameters to show first; without any, all options are in one list.
+    """
+
+    common: Collection[str] = ()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the options, in one list or in two."""
+        usual: list[tuple[str, str]] = []
+        others: list[tuple[str, str]] = []
+        for each in self.get_params(ctx):
+            row = each.get_help_record(ctx)
+            if isinstance(each, click.Option) and row is not None:
+                of_all = {"--json", "--debug", "--help"} & {*each.opts}
+                (usual if not self.common or of_all or each.name in self.common else others).append(row)
+        for title, rows in (("Options", usual), ("More options", others)):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the exit codes."""
-        with formatter.section("Exit codes"):
-            formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
+        """Writes the exit codes of `verify`, whose verdicts they are."""
+        if self.name == "verify":
+            with formatter.section("Exit codes"):
+                formatter.write_dl([(str(code), EXIT_CODES[code]) for code in VERDICT_CODES])
 
 
 @click.group(cls=Commands, context_settings=SETTINGS)
@@ -143,14 +195,17 @@ def group() -> None:
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
 
 
-def command(name: str, **settings: Any) -> Callable[[F], click.Command]:
-    """Makes a click command with --json and --debug.
+def command(name: str, *, common: Collection[str] = (), **settings: Any) -> Callable[[F], click.Command]:
+    """Makes a command with --json and --debug.
 
-    The function receives --json as `as_json`. Only `main` reads --debug.
+    The function receives --json as `as_json`. Only `main` reads --debug. `common` is that of `Command`, and `settings`
+    are click's.
     """
+    settings = {"cls": Command, "short_help": COMMANDS.get(name)} | settings
 
     def decorate(function: F) -> click.Command:
         made = click.command(name, context_settings=SETTINGS, **settings)(function)
+        made.common = common
         json_help = "Print one JSON document on stdout, nothing else."
         made.params += [
             click.Option(["--json", "as_json"], is_flag=True, help=json_help),

@@ -31,7 +31,7 @@ _OPERATORS = "ops"
 _DTYPES = ["float32", "float64", "float16", "bfloat16"]
 
 
-@exportkit_command("bench", short_help="Time operators or packages beside the alternatives.")
+@exportkit_command("bench", common=("against", "sizes", "device", "cuda_graphs", "model", "seconds", "output"))
 @click.argument("what", nargs=-1, required=True)
 @click.option(
     "--against",

@@ -22,7 +22,7 @@ _LONGEST = 60  # characters of a value; --json has all of them
 _EFFECTS = {"answer": "changes answers", "load": "changes what loads it", None: ""}
 
 
-@exportkit_command("diff", short_help="Compare two packages.")
+@exportkit_command("diff")
 @click.argument("a", type=EXISTING_FILE, metavar="A")
 @click.argument("b", type=EXISTING_FILE, metavar="B")
 def command(a: Path, b: Path, as_json: bool) -> None:

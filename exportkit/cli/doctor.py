@@ -33,7 +33,7 @@ def _limits(context: click.Context, parameter: click.Parameter, values: Sequence
     return limits if values else None
 
 
-@exportkit_command("doctor", short_help="Show what this machine can do; look after its cache.")
+@exportkit_command("doctor")
 @flag("--cache", "List what the cache of loaded packages holds instead.")
 @repeatable(
     "--prune-cache",

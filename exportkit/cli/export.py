@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import click
 
+from exportkit.cli.app import Command
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.export_request import ExportRequest
 from exportkit.cli.shared_options import (
@@ -29,7 +30,7 @@ from exportkit.onnx.onnx_options import OnnxOptions
 _TRACE = TraceOptions()
 
 
-class _Export(click.Command):
+class _Export(Command):
     """Keeps the arguments as they were written: --repair gives them again."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -51,7 +52,24 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     return found
 
 
-@exportkit_command("export", cls=_Export, short_help="Trace and compile a model, and record cases.")
+@exportkit_command(
+    "export",
+    cls=_Export,
+    common=(
+        "output",
+        "output_format",
+        "device",
+        "dtype",
+        "inputs",
+        "dynamic",
+        "weights",
+        "model_kwargs",
+        "op_libraries",
+        "state",
+        "draft",
+        "name",
+    ),
+)
 @click.argument("model")
 @output_option(required=False)
 @click.option(
@@ -96,7 +114,12 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     "--model-kwargs", metavar="JSON", callback=json_object, help="Keyword arguments of the callable that MODEL names."
 )
 @weights_option("A file with every parameter and buffer of the model.")
-@repeatable("--input", "NAME=DTYPE[SIZES]", "An example input.", to="inputs")
+@repeatable(
+    "--input",
+    "NAME=DTYPE[SIZES]",
+    "An example input, such as image=float32[2,3,64,64]; batch.mask is batch['mask'], past.0 is past[0].",
+    to="inputs",
+)
 @click.option("--cases", type=click.IntRange(min=0), default=_TRACE.cases, help="Number of cases to record.")
 @click.option(
     "--edge-cases/--no-edge-cases",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from exportkit.package.archive import PackageReader
 
 
-@exportkit_command("inspect", short_help="Show what an artifact holds.")
+@exportkit_command("inspect")
 @click.argument("artifact", type=PACKAGE)
 @public_key_options("ARTIFACT")
 @click.option("--sbom", type=OUTPUT_FILE, metavar="FILE.json", help="Write a bill of materials: SPDX 2.3, JSON.")

@@ -12,7 +12,7 @@ from exportkit.cli.shared_options import EXISTING_FILE
 from exportkit.progress import bytes_text
 
 
-@exportkit_command("oci", short_help="Write a package as an OCI image layout, for registries.")
+@exportkit_command("oci")
 @click.argument("package", type=EXISTING_FILE)
 @click.option(
     "-o",

@@ -23,8 +23,6 @@ class OperatorCommands(LazyGroup):
     }
 
 
-@click.group(
-    "ops", cls=OperatorCommands, context_settings=SETTINGS, short_help="Write, list and check custom operators."
-)
+@click.group("ops", cls=OperatorCommands, context_settings=SETTINGS)
 def command() -> None:
     """Write, list and check custom operators."""

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
-@exportkit_command("check", short_help="Hold a library's operators to the operator contract.")
+@exportkit_command(
+    "check",
+    common=("operators", "only", "references", "calls", "inputs", "device"),
+    short_help="Hold a library's operators to the operator contract.",
+)
 @click.argument("source", metavar="LIBRARY|MODULE")
 @repeatable("--operator", "NAME", "Check only this one, or those of a pattern such as 'jagged_*'.", to="operators")
 @repeatable("--only", "CHECK", "Run only this check.")

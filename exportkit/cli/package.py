@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from exportkit.verify.report import Report
 
 
-@exportkit_command("package", short_help="Add operator libraries, and verify.")
+@exportkit_command("package", common=("output", "op_libraries", "name", "version", "weights", "model", "sign_key"))
 @click.argument("artifacts", type=EXISTING_FILE, nargs=-1, required=True, metavar="ARTIFACT...")
 @output_option()
 @op_library_option(

@@ -17,7 +17,7 @@ _KEY_ID = re.compile("[0-9a-f]{64}")
 _MAX_REASON_BYTES = 200
 
 
-@exportkit_command("revoke", short_help="Add keys and packages to a revocation list.")
+@exportkit_command("revoke")
 @click.argument("revocation_list", metavar="LIST", type=OUTPUT_FILE)
 @repeatable("--key", "KEY.pem|ID", "A public key, or its id.", to="keys")
 @click.option("--package", "packages", type=EXISTING_FILE, multiple=True, help="A package. Repeatable.")

@@ -23,7 +23,22 @@ _PORT = click.IntRange(min=0, max=65535)
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-@exportkit_command("serve", short_help="Serve packages over HTTP and gRPC.")
+@exportkit_command(
+    "serve",
+    common=(
+        "repository",
+        "host",
+        "port",
+        "devices",
+        "max_rows",
+        "cuda_graphs",
+        "isolate",
+        "public_keys",
+        "api_keys",
+        "certificate",
+        "private_key",
+    ),
+)
 @click.argument("packages", nargs=-1, type=PACKAGE, metavar="[PACKAGE]...")
 @click.option(
     "--model-repository",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from exportkit.package.keys import SigningKey
 
 
-@exportkit_command("sign", short_help="Sign a package.")
+@exportkit_command("sign")
 @click.argument("package", type=EXISTING_FILE)
 @click.option("--key", type=EXISTING_FILE, metavar="PRIVATE.pem", help="The signer's private key.")
 @click.option("--sign-command", metavar="COMMAND", help="Sign by this command instead; see above.")

@@ -16,7 +16,7 @@ from exportkit.package.trust import Trust
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
-@exportkit_command("triton", short_help="Serve a package with Triton.")
+@exportkit_command("triton")
 @click.argument("package", type=EXISTING_FILE)
 @click.argument("options", nargs=-1, metavar="[-- OPTION...]")
 @click.option("-o", "--output", type=_FOLDER, required=True, metavar="REPOSITORY", help="Triton's model repository.")

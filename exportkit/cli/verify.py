@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 _DEFAULTS = VerifyOptions()
 
 
-@exportkit_command("verify", short_help="Run an artifact in a fresh process and compare.")
+@exportkit_command(
+    "verify", common=("against", "shapes", "device", "model", "weights", "public_keys", "page", "bisecting")
+)
 @click.argument("artifact", type=PACKAGE)
 @click.option(
     "--against",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import errno
 import json
 import re
@@ -50,8 +51,18 @@ def test_help_lists_every_command_in_the_order_of_the_work_and_every_exit_code(c
     text = capsys.readouterr().out
     places = [text.index(f"\n  {name} ") for name in COMMANDS]
     assert places == sorted(places)
-    for code in EXIT_CODES:
-        assert f"\n  {code} " in text
+    assert main(["verify", "--help"]) == 0
+    text += capsys.readouterr().out
+    assert [text.count(f"\n  {code} ") for code in EXIT_CODES] == [1] * len(EXIT_CODES)
+
+
+def test_help_imports_no_command(capsys):
+    code = "import sys; from exportkit.cli import main; main(['--help']); print([n for n in sys.modules if 'cli' in n])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    own = {"exportkit.cli", "exportkit.cli.app", "exportkit.cli.output"}
+    assert {
+        name for name in ast.literal_eval(result.stdout.splitlines()[-1]) if name.startswith("exportkit.cli")
+    } == own
 
 
 def commands():
@@ -71,6 +82,7 @@ def test_every_command_has_json_debug_and_a_help_text(name, command):
     assert command.help
     for parameter in command.params:
         assert isinstance(parameter, click.Argument) or parameter.help, f"{name} {parameter.opts} has no help"
+    assert {*getattr(command, "common", ())} <= {parameter.name for parameter in command.params}
 
 
 def test_an_unknown_command_is_a_usage_error_that_lists_nothing_secret(capsys):
