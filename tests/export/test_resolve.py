@@ -177,11 +177,22 @@ def test_a_spec_with_a_field_of_another_type_is_refused_where_it_is_made(fields,
     [
         (["x=float32[2,4]", "x=float32[3,4]"], r"--input x is given twice: \[2, 4\] and \[3, 4\]"),
         (["x=float32[9000000,9000000]"], "cannot make the input 'x=.*allocate"),
+        (["x=float32[2]", "x.a=float32[2]"], "--input x.a: a parameter is a tensor or has tensors inside, not both"),
+        (["x.a=float32[2]", "x=float32[2]"], "--input x: a parameter is a tensor or has tensors inside, not both"),
+        (["x.1=float32[2]"], "--input x: the places in a list are 0, 1, 2 and so on; given are 1"),
+        (["x.0=float32[2]", "x.a=float32[2]"], "--input x: the places in a list are .*; given are 0, a"),
     ],
 )
 def test_inputs_that_cannot_be_made_are_refused(inputs: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         resolve(f"{MODELS}:Dropout", inputs=inputs)
+
+
+def test_inputs_with_dots_are_dicts_and_lists() -> None:
+    texts = ["x.mask=bool[3]", "x.past.1.k=float32[2]", "x.past.0.k=float16[1]"]
+    (x,) = resolve(f"{MODELS}:Dropout", inputs=texts).spec.example_inputs
+    assert {key: type(each) for key, each in x.items()} == {"mask": torch.Tensor, "past": list}
+    assert [{name: tensor.shape[0] for name, tensor in each.items()} for each in x["past"]] == [{"k": 1}, {"k": 2}]
 
 
 def test_an_error_at_import_is_told_with_what_caused_it(tmp_path: Path) -> None:

@@ -74,9 +74,7 @@ def _declared(spec: ExportSpec, methods: Sequence[PackagedMethod], state: Sequen
 
 
 def input_texts(call: Call) -> list[str]:
-    """Returns --input texts for the parameters of a call that are one tensor each."""
+    """Returns --input texts for the tensors of a call."""
     # Inputs of other sizes are drawn from these values, so dimensions should not be too small.
     sizes = {dimension.name: min(max(dimension.min, 8), dimension.max) for dimension in call.dimensions}
-    return [
-        f"{tensor.name}={tensor.dtype}{shape_at(tensor, sizes)}" for tensor in call.inputs if "." not in tensor.name
-    ]
+    return [f"{tensor.name}={tensor.dtype}{shape_at(tensor, sizes)}" for tensor in call.inputs]

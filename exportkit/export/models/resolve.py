@@ -207,14 +207,15 @@ def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSp
             raise UsageError(f"--input {name} is given twice: {list(given[name].shape)} and {list(tensor.shape)}")
         given[name] = tensor
     names = parameter_names(spec.model)
-    if unknown := [name for name in given if not takes(spec.model, name)]:
+    arguments = _nested(given)
+    if unknown := [name for name in arguments if not takes(spec.model, name)]:
         close = difflib.get_close_matches(unknown[0], names, 1)
         raise UsageError(
             f"--input {unknown[0]}: {model} has no parameter of that name",
             hint=f"{f'Did you mean {close[0]}? ' if close else ''}forward takes {', '.join(names) or 'nothing'}.",
         )
     if given:
-        arguments = {**bind_call(spec.model, spec.example_inputs, spec.example_kwargs, partial=True), **given}
+        arguments = {**bind_call(spec.model, spec.example_inputs, spec.example_kwargs, partial=True), **arguments}
         args, kwargs = rebind(spec.model, arguments)
         spec = replace(spec, example_inputs=args, example_kwargs=kwargs)
     needed = " ".join(f"--input {name}=float32[2,3]" for name in needed_names(spec.model))
@@ -224,6 +225,39 @@ def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSp
     except UsageError as error:
         raise UsageError(f"{model}: {error.message}", hint=error.hint or every) from error
     return spec
+
+
+def _nested(given: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Makes arguments of tensors named as --dynamic names them: batch["mask"] is `batch.mask`, past[0] is `past.0`."""
+    arguments: dict[str, Any] = {}
+    for name, tensor in given.items():
+        *path, last = name.split(".")
+        place = arguments
+        for part in path:
+            place = place.setdefault(part, {}) if isinstance(place, dict) else place
+        if not isinstance(place, dict) or last in place:
+            raise UsageError(
+                f"--input {name}: a parameter is a tensor or has tensors inside, not both",
+                hint=f"The inputs are {', '.join(given)}.",
+            )
+        place[last] = tensor
+    return {name: _listed(name, value) for name, value in arguments.items()}
+
+
+def _listed(name: str, value: Any) -> Any:
+    """Makes lists of the dicts whose keys are numbers."""
+    if not isinstance(value, dict):
+        return value
+    inside = {key: _listed(f"{name}.{key}", each) for key, each in value.items()}
+    numbers = sorted(int(key) for key in inside if key.isdecimal())
+    if not numbers:
+        return inside
+    if len(numbers) != len(inside) or numbers != list(range(len(numbers))):
+        raise UsageError(
+            f"--input {name}: the places in a list are 0, 1, 2 and so on; given are {', '.join(inside)}",
+            hint=f"Give every one, from --input '{name}.0=...' on.",
+        )
+    return [inside[str(number)] for number in numbers]
 
 
 def parse_input(text: str) -> tuple[str, torch.Tensor]:
