@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _RUNS = 2  # how often eager is rounded otherwise
 _MARGIN = 0.75  # of what is allowed, because other rounding may be worse than what was tried
 
-ROUNDING = "in which rounding decides"
-FAR = "in which eager is far from its reference"
+ROUNDING = "numerically unstable"
+FAR = "in which eager itself is inexact"
 
 _Results = Mapping[str, torch.Tensor]
 _NONE = Accuracy(rms=0.0, greatest=0.0)

@@ -34,9 +34,9 @@ MAX_EDGE_CASE_BYTES = 400_000
 _SHRINKS = 4  # how often smaller sizes are tried for that
 
 _FAR = (
-    "eager and the same in a wider dtype agree in less than half of the digits of {}: rounding decides it, or it is "
-    "drawn; it cannot be judged where code differs by no more than eager does when it rounds otherwise (in the spec, a "
-    "Tolerance says how near is right)"
+    "numerically unstable: {}. Eager and the same in a wider dtype agree in less than half of the digits, so `verify` "
+    "cannot judge code that is no farther away than eager with other rounding. In the spec, a Tolerance says how near is "
+    "right"
 )
 
 

@@ -52,7 +52,7 @@ _EDGES = (0, 1, 2)  # torch takes such a size for neither 0 nor 1 where it asks 
 _SEEDS = 4
 _SMALL_INPUTS = 1 << 15  # bytes of a call's inputs, if its sizes may vary
 _SEED = 500_000  # apart from those of the drawn cases
-_ILL_CONDITIONED = "of which rounding decides `{}`, as it does for drawn values ({})"
+_ILL_CONDITIONED = "numerically unstable in `{}`, as drawn values are ({})"
 _SAY_HOW_NEAR = "in the spec, a Tolerance says how near is right"
 _ROUND_AS_EAGER = "--inductor-config emulate_precision_casts=True rounds each operator's result as eager does"
 
@@ -94,11 +94,11 @@ def edge_cases(
         sized = [case for each in traced if [each.name] == unit for case in _of_sizes(task, stability, each, of_unit)]
         for case in itertools.chain(sized, _recorded(task, stability, of_unit, left_out)):
             if sum(len(each.tensors) for each in kept) + len(case.tensors) > budget * (1 + units.index(unit)):
-                left_out["that would make the package too large"] += 1
+                left_out["too large for the package"] += 1
             else:
                 kept.append(case)
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
-    progress(f"{len(kept)} cases with edge values" + (f"; left out: {reasons}" if reasons else ""))
+    progress(f"{len(kept)} cases with edge values" + (f"; skipped: {reasons}" if reasons else ""))
     return tuple(kept)
 
 
