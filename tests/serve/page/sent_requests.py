@@ -32,7 +32,7 @@ class Recorder:
                 message = await receive()
                 body.extend(message.get("body", b""))
                 if message["type"] == "http.request" and not message.get("more_body"):
-                    self._note(body, int(dict(scope["headers"])[b"inference-header-content-length"]))
+                    self._note(body, int(dict(scope["headers"]).get(b"inference-header-content-length", len(body))))
                 return message
 
             await application({**scope, "extensions": {}}, hears, send)  # or the body comes another way
@@ -43,8 +43,12 @@ class Recorder:
         header = json.loads(body[:offset])
         tensors = {}
         for each in header["inputs"]:
+            dtype = DTYPES[each["datatype"]]
+            if "data" in each:  # JSON
+                tensors[each["name"]] = torch.tensor(each["data"], dtype=dtype).view(each["shape"])
+                continue
             raw = body[offset : offset + each["parameters"]["binary_data_size"]]
-            tensors[each["name"]] = torch.frombuffer(raw, dtype=DTYPES[each["datatype"]]).view(each["shape"])
+            tensors[each["name"]] = torch.frombuffer(raw, dtype=dtype).view(each["shape"])
             offset += len(raw)
         assert offset == len(body)
         self.sent.append(tensors)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shlex
+import subprocess
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -138,8 +140,8 @@ def test_any_model_can_be_tried(browser: Browser, tiny_package: Path):
     with served_packages(tiny_package, around=recorder.around) as site, visit(browser, site) as visited:
         visited.page.get_by_label("batch 1..4").fill("3")
         visited.page.get_by_label("gh 1..6").fill("2")
-        visited.page.get_by_label("query.features").select_option("ones")
-        visited.page.get_by_label("offset").select_option("zeros")
+        visited.page.get_by_label("query.features float32").select_option("ones")
+        visited.page.get_by_label("offset float32").select_option("zeros")
         assert run(visited).startswith("Answered in ")
         (sent,) = recorder.sent
         assert sent["image"].shape == (3, 3, 32, 8)
@@ -151,6 +153,31 @@ def test_any_model_can_be_tried(browser: Browser, tiny_package: Path):
             answer = model(sent["image"], query, offset=sent["offset"])
         for shown, tensor in zip(outputs(visited), [*answer["regions"], answer["rest"][0]], strict=True):
             assert shown == pytest.approx(tensor.flatten()[:8].tolist(), rel=1e-5)
+
+
+def test_ones_own_values_are_sent_and_curl_sends_the_same(browser: Browser, tmp_path: Path):
+    package = stateful.write(tmp_path / "recorder.pt2")
+    recorder = Recorder()
+    with (
+        served_packages(package, around=recorder.around) as site,
+        visit(browser, site, "#/recorder.push/1") as visited,
+    ):
+        name = visited.page.query_selector_all(".any label b")[-2].inner_text()
+        visited.page.get_by_label(name, exact=False).first.select_option("own values")
+        values = visited.page.get_by_label(f"values of {name}")
+        values.fill("1, x")
+        assert run(visited) == "x is no number"
+        values.fill("1")
+        assert "values, and 1 are given" in run(visited)
+        length = int(run(visited).split(" takes ")[1].split()[0])
+        values.fill(str([[0.5 * number for number in range(length)]]))
+        assert run(visited).startswith("Answered in ")
+        assert recorder.sent[-1][name].flatten().tolist() == [0.5 * number for number in range(length)]
+        command = visited.page.get_by_label("The same with curl").text_content()
+        assert command.startswith(f"curl -s {site.url}")
+        answer = subprocess.run(shlex.split(command), capture_output=True, text=True, check=True, timeout=60)
+        assert "outputs" in json.loads(answer.stdout)
+        assert recorder.sent[-1][name].equal(recorder.sent[-2][name])
 
 
 def test_a_sequence_goes_over_the_methods_of_a_package_and_a_refusal_is_shown(browser: Browser, tmp_path: Path):

@@ -34,11 +34,30 @@ export async function infer(model, inputs, signal, more = {}) {
   if (more.sequence_id) headers["x-session-id"] = encodeURIComponent(more.sequence_id); // for proxies before replicas
   const start = performance.now();
   const body = new Blob([json, ...inputs.map((input) => input.data)]);
-  const place = `v2/models/${encodeURIComponent(model.name)}/versions/${encodeURIComponent(model.version)}/infer`;
-  const response = await send(place, { method: "POST", body, headers, signal });
+  const response = await send(place(model), { method: "POST", body, headers, signal });
   const answer = new Uint8Array(await response.arrayBuffer());
   return { outputs: read(answer, Number(response.headers.get(HEADER))), seconds: (performance.now() - start) / 1e3 };
 }
+
+const MOST = 256; // values that a command line may have
+
+/** Returns the command that makes the same request, or why there is none. Inputs are {name, datatype, shape, numbers}. */
+export function curl(model, inputs, parameters = {}) {
+  const all = inputs.flatMap(({ numbers }) => numbers);
+  if (all.length > MOST) return `The inputs have ${all.length} values: send so many in the binary form.`;
+  const binary = inputs.some(({ datatype }) => /^B?F(P16|16)$/.test(datatype)) || !all.every(Number.isFinite);
+  if (binary) return "float16, bfloat16, NaN and infinities have the binary form only.";
+  const value = (datatype, number) => (datatype === "BOOL" ? number !== 0 : number);
+  const body = JSON.stringify({
+    inputs: inputs.map(({ numbers, ...input }) => ({ ...input, data: numbers.map((n) => value(input.datatype, n)) })),
+    ...(Object.keys(parameters).length && { parameters }),
+  });
+  const key = access.key && " -H 'Authorization: Bearer YOUR_KEY'";
+  return `curl -s${key} ${new URL(place(model), document.baseURI)} -d '${body.replaceAll("'", "'\\''")}'`;
+}
+
+const place = (model) =>
+  `v2/models/${encodeURIComponent(model.name)}/versions/${encodeURIComponent(model.version)}/infer`;
 
 function read(body, length) {
   const { outputs } = JSON.parse(new TextDecoder().decode(body.subarray(0, length)));

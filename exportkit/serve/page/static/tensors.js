@@ -19,11 +19,24 @@ const TYPES = {
 
 /** Returns the bytes of numbers. */
 export function encode(datatype, numbers) {
+  const part = /INT/.test(datatype) && numbers.find((number) => !Number.isInteger(number));
+  if (typeof part === "number") throw new Error(`${part} is no whole number, and the input has dtype ${datatype}`);
   let array;
   if (datatype === "BF16") array = upperHalves(numbers);
   else if (datatype.endsWith("INT64")) array = TYPES[datatype].from(numbers, BigInt);
   else array = new TYPES[datatype](numbers);
   return new Uint8Array(array.buffer);
+}
+
+/** Returns the numbers of a text: a list, of lists or not. */
+export function numbersIn(text) {
+  const words = text.match(/[^\s,[\]]+/g) ?? [];
+  const named = { true: 1, false: 0, inf: Infinity, "-inf": -Infinity };
+  return words.map((word) => {
+    const number = named[word.toLowerCase()] ?? Number(word);
+    if (Number.isNaN(number) && word.toLowerCase() !== "nan") throw new Error(`${word} is no number`);
+    return number;
+  });
 }
 
 /** Returns the numbers of bytes: a typed array, of BigInt for 64-bit integers. */
