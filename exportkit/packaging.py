@@ -39,11 +39,13 @@ class PackOptions:
             add, too.
         verify: False writes it without running it.
         sign_key: The key that signs it. The signature is written beside it.
+        attestations: In-toto statements about its operator libraries.
     """
 
     verification: VerifyOptions = VerifyOptions()
     verify: bool = True
     sign_key: PrivateKey | None = None
+    attestations: Sequence[Path] = ()
 
 
 def build_package(
@@ -107,7 +109,15 @@ def build_package(
     with temporary_folder(output.parent, f".{output.name[:200]}") as folder:
         unverified = folder / output.name
         progress("writing the package")
-        manifest = assemble(artifacts, described, unverified, name=name, version=version, demand=trust.demand())
+        manifest = assemble(
+            artifacts,
+            described,
+            unverified,
+            name=name,
+            version=version,
+            attestations=options.attestations,
+            demand=trust.demand(),
+        )
         if weights is not None:
             from exportkit.fine_tune.new_weights import fine_tune  # imports torch's compiler, which takes seconds
 

@@ -14,7 +14,8 @@ namespace exportkit {
 namespace {
 
 constexpr std::string_view kAotInductorDir = "data/aotinductor/", kOperatorsDir = "exportkit/ops/",
-                           kCasesDir = "exportkit/cases/", kExtraDir = "extra/";
+                           kAttestationsDir = "exportkit/attestations/", kCasesDir = "exportkit/cases/",
+                           kExtraDir = "extra/";
 
 // --- names ---------------------------------------------------------------------------------------------------------
 
@@ -84,6 +85,9 @@ void check_records(const Manifest& manifest, const Digests& records) {
   for (const Library& library : manifest.libraries) {
     check_reference("library " + shown(library.record), library.record,
                     std::string(kOperatorsDir) + library.platform + "/", records);
+    for (const std::string& statement : library.attestations) {
+      check_reference("an attestation of " + shown(library.record), statement, std::string(kAttestationsDir), records);
+    }
   }
   for (const Case& recorded : manifest.cases) {
     check_reference("case " + shown(recorded.record), recorded.record, std::string(kCasesDir), records);

@@ -206,7 +206,8 @@ constexpr auto library =
            FIELD(Library, device, device), FIELD(Library, kernels, list(one_of("cpu", "cuda", "any"))),
            FIELD(Library, defines, list(operator_)), FIELD(Library, needs_torch, text),
            FIELD(Library, torch_bound, nullable(text)), FIELD(Library, needs, list(text)),
-           optional_field("adds_to", &Library::adds_to, list(text)));
+           optional_field("adds_to", &Library::adds_to, list(text)),
+           optional_field("attestations", &Library::attestations, list(text)));
 
 std::vector<std::pair<std::string, int64_t>> sizes(JsonReader& json) {
   std::vector<std::pair<std::string, int64_t>> out;

@@ -202,7 +202,8 @@ struct Library {
   std::string needs_torch;
   std::optional<std::string> torch_bound;
   std::vector<std::string> needs;
-  std::vector<std::string> adds_to;  // operators that it adds kernels to without defining them
+  std::vector<std::string> adds_to;       // operators that it adds kernels to without defining them
+  std::vector<std::string> attestations;  // records of in-toto statements about it
 };
 
 // How far an output is from its reference, relative to the reference's magnitude: accuracy.h.

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from exportkit.cli.app import command as exportkit_command
-from exportkit.cli.output import print_json, print_table, printable, printable_lines, with_progress
-from exportkit.cli.shared_options import byte_size, device_option, op_library_option, repeatable, seed_option
+from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress, with_progress
+from exportkit.cli.shared_options import (
+    OUTPUT_FILE,
+    byte_size,
+    device_option,
+    op_library_option,
+    repeatable,
+    seed_option,
+)
+from exportkit.errors import HostError
+from exportkit.package.atomic import check_writable, write_whole
 
 if TYPE_CHECKING:
     from exportkit.operators.contract.findings import Finding
-    from exportkit.operators.tools.checking import Checked
+    from exportkit.operators.tools.checking import Checked, CheckOptions
+    from exportkit.operators.tools.source import OperatorSource
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 
@@ -64,6 +76,14 @@ _DTYPES = ("float32", "float64", "float16", "bfloat16")
     help="Seconds that a call may take.",
 )
 @click.option(
+    "--candidate",
+    "statement_file",
+    type=OUTPUT_FILE,
+    metavar="FILE.json",
+    help="Judge kernels that a program wrote, those with a --reference, and write what was found as an in-toto "
+    "statement.",
+)
+@click.option(
     "--max-memory",
     "memory",
     callback=byte_size,
@@ -75,6 +95,7 @@ def command(
     references: Sequence[str],
     calls: Sequence[str],
     op_libraries: Sequence[Path | str],
+    statement_file: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -93,12 +114,17 @@ def command(
 
     Each operator is printed as soon as it is done.
 
+    With --candidate, a kernel and its reference are in two processes. The seed is drawn after the kernel's files were
+    hashed; --seed repeats a run. A kernel that asks torch's dispatcher for an operator that the reference computes with
+    is broken.
+
     \b
     exportkit ops check build/libmy_ops.so
     exportkit ops check my_package.ops --operator scale --reference reference.py:scale
+    exportkit ops check libmy_ops.so --reference my_ops::scale=reference.py:scale --candidate scale.intoto.json
     exportkit ops check my_model.py:Net --input 'x=float32[2,8]' --op-library libmy_ops.so --json
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    from exportkit.operators.tools.checking import CheckOptions, check_source, exit_code
+    from exportkit.operators.tools.checking import CheckOptions, exit_code
     from exportkit.operators.tools.source import parse_source
 
     parsed = parse_source(source, models=True)
@@ -111,11 +137,10 @@ def command(
         calls=dict(_of_operators("--calls", calls, options["operators"])),
         libraries=tuple(str(each.resolve()) if isinstance(each, Path) else each for each in op_libraries),
     )
-    found = []
-    for checked in with_progress(lambda step: check_source(parsed, check_options, step)):
-        found.append(checked)
-        if not as_json:
-            _print_one(checked)
+    if statement_file is None:
+        found = _checked(parsed, check_options, as_json)
+    else:
+        found = _judged(parsed, check_options, statement_file, as_json)
     code = exit_code(found)
     if as_json:
         print_json({"ok": code == 0, "source": source, "operators": msgspec.to_builtins(found)})
@@ -123,6 +148,42 @@ def command(
         _print_all(source, found)
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _checked(source: OperatorSource, options: CheckOptions, as_json: bool) -> list[Checked]:
+    from exportkit.operators.tools.checking import check_source
+
+    found = []
+    for checked in with_progress(lambda step: check_source(source, options, step)):
+        found.append(checked)
+        if not as_json:
+            _print_one(checked)
+    return found
+
+
+def _judged(source: OperatorSource, options: CheckOptions, statement_file: Path, as_json: bool) -> list[Checked]:
+    """Checks and judges the operators that have a reference, and writes the statement."""
+    from exportkit.operators.tools import candidate
+
+    if source.kind == "model" or not options.references:
+        raise click.UsageError("--candidate needs a library, and --reference for each operator to judge.")
+    check_writable(statement_file)
+    given = click.get_current_context().get_parameter_source("seed") is not ParameterSource.DEFAULT
+    with progress() as step:
+        step("hashing the kernel's files")
+        files = candidate.files_of(source, options)
+    seed = options.seed if given else candidate.drawn_seed()
+    options = msgspec.structs.replace(options, seed=seed, operators=tuple(options.references))
+    found = _checked(source, options, as_json)
+    with progress() as step:
+        found, trials = candidate.judged(source, options, found, step)
+    if files != candidate.files_of(source, options):
+        raise HostError(
+            "the kernel's files changed while they were judged", hint="Build them, and then run this again."
+        )
+    written = candidate.statement(files, options, found, trials, drawn=not given)
+    write_whole(statement_file, json.dumps(written, indent=2).encode() + b"\n")
+    return found
 
 
 def _of_operators(option: str, texts: Sequence[str], operators: Sequence[str]) -> Iterator[tuple[str, str]]:

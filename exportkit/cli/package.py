@@ -19,6 +19,7 @@ from exportkit.cli.shared_options import (
     op_library_option,
     output_option,
     public_key_options,
+    repeatable,
     timeout_option,
     weights_option,
 )
@@ -45,6 +46,13 @@ if TYPE_CHECKING:
 @click.option("--name", help="The package's name. Default: the first artifact's.")
 @click.option("--model-version", "version", help="The model's version. Default: the first artifact's.")
 @weights_option("Replace the weights with another fine-tune's: the model's whole state_dict.")
+@repeatable(
+    "--attestation",
+    "FILE.json",
+    "An in-toto statement about an operator library, as `exportkit ops check --candidate` writes it.",
+    to="attestations",
+    type=EXISTING_FILE,
+)
 @click.option(
     "--sign-key", type=EXISTING_FILE, metavar="PRIVATE.pem", help="Sign the package as `exportkit sign` does."
 )
@@ -60,6 +68,7 @@ def command(
     name: str | None,
     version: str | None,
     weights: Path | None,
+    attestations: tuple[Path, ...],
     sign_key: Path | None,
     trust: Trust,
     device: str,
@@ -98,7 +107,7 @@ def command(
         start_forkserver_early()
         from exportkit.packaging import PackOptions, build_package
 
-        options = PackOptions(verification, not no_verify, key)
+        options = PackOptions(verification, not no_verify, key, attestations)
         manifest, report = build_package(
             artifacts, output, options, name=name, version=version, weights=weights, progress=step
         )

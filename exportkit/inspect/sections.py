@@ -19,6 +19,7 @@ from exportkit.inspect.rows import (
     target_rows,
 )
 from exportkit.package.archive import PackageReader
+from exportkit.package.attestations import attestation_rows
 from exportkit.package.case_files import edge_case_in, recorded_errors, recorded_state_errors, worst
 from exportkit.package.compiled_with import compiled_with
 from exportkit.package.dtypes import ITEM_BYTES
@@ -53,6 +54,7 @@ def sections(reader: PackageReader) -> list[Section]:
         (*row, bytes_text(sizes[library.record])) for row, library in zip(library_rows(manifest), manifest.libraries)
     ]
     found.append(Section("Libraries", libraries))
+    found.append(Section("Attestations", [*attestation_rows(manifest, reader)]))
     cases = [
         (f"case {number}", case_label(case, edge_case_in(reader, case)), bytes_text(sizes[case.record]))
         for number, case in enumerate(manifest.cases)

@@ -11,6 +11,7 @@ import msgspec
 from exportkit.errors import ManifestSyntaxError, MergeError, MissingLibraryError, SchemaChangedError, UsageError
 from exportkit.package import core
 from exportkit.package.archive import Content, PackageReader, StoredRecord, write_package
+from exportkit.package.attestations import add_attestations
 from exportkit.package.consistency import libraries_for, loading_order, may_serve, missing_operators, operators_of
 from exportkit.package.cuda_code import arch_list
 from exportkit.package.manifest import (
@@ -34,6 +35,7 @@ def assemble(
     *,
     name: str | None = None,
     version: str | None = None,
+    attestations: Sequence[Path] = (),
     demand: core.Demand | None = None,
 ) -> Manifest:
     """Merges compiled artifacts of one model, adds operator libraries, and writes the package.
@@ -48,13 +50,14 @@ def assemble(
         out: The package to write.
         name: The package's name. Default: the first artifact's.
         version: The model's version. Default: the first artifact's.
+        attestations: In-toto statements about the libraries.
         demand: The required signatures of each artifact, as for `PackageReader`.
 
     Returns:
         The new manifest.
 
     Raises:
-        UsageError: The name is invalid, or no artifact was given.
+        UsageError: The name is invalid, no artifact was given, or a statement is about no library of the package.
         MergeError: The artifacts differ in model, methods or state, or contain two builds of one target or library.
         SchemaChangedError: A library defines an operator with another schema than in the traced graph.
         MissingLibraryError: No library has an operator, or its kernel, that a target needs, or code for its GPU.
@@ -70,6 +73,7 @@ def assemble(
         merged = _merge_manifests(parts, name, version)
         merged = add_libraries(merged, libraries, records)
         check_libraries(merged, records)
+        merged = add_attestations(merged, attestations, records)
         return write_package(out, merged, records)
 
 

@@ -286,6 +286,7 @@ class Library(Strict, frozen=True):
     are CUDA kernels. `adds_to` are others that it adds kernels to, if known. `kernels` are the devices of its kernels;
     "any" is for kernels that call other operators. `torch_bound` is the only torch minor version that a library beyond
     the stable ABI works with, such as "2.13"; null for a stable library, which works with `needs_torch` and newer.
+    `attestations` are the records of in-toto statements about it.
     `needs` are its requirements besides torch: versions such as "GLIBC_2.34", and libraries of the package or the host.
     """
 
@@ -299,6 +300,7 @@ class Library(Strict, frozen=True):
     torch_bound: str | None
     needs: tuple[str, ...]
     adds_to: tuple[str, ...] | UnsetType = UNSET
+    attestations: tuple[str, ...] | UnsetType = UNSET
 
 
 class Accuracy(Strict, frozen=True):

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from exportkit.errors import MergeError, MissingLibraryError, NoTargetError, SchemaChangedError, UsageError
+from exportkit.inspect.sections import Section, sections
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.assemble import assemble
 from exportkit.package.consistency import is_complete, libraries_for, missing_operators
@@ -326,3 +327,47 @@ def test_artifacts_whose_methods_or_state_differ_are_refused(
     other = stateful_artifact(tmp_path / "cuda.pt2", CUDA, cases=(), **changes)
     with pytest.raises(MergeError, match=rf"cpu\.pt2 and cuda\.pt2 .*{named}"):
         assemble([stateful_artifact(tmp_path / "cpu.pt2", samples.target()), other], [], tmp_path / "toy.pt2")
+
+
+def statement(folder: Path, digest: str, **changes: Any) -> Path:
+    said = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": "libtoy_cpu.so", "digest": {"sha256": digest}}],
+    }
+    said |= {
+        "predicateType": "https://example.org/review/v1",
+        "predicate": {"ok": True, "date": "2026-11-30"},
+        **changes,
+    }
+    path = folder / "statement.json"
+    path.write_bytes(msgspec.json.encode(said))
+    return path
+
+
+def test_a_statement_about_a_library_travels_with_it_and_is_shown(tmp_path: Path) -> None:
+    file, described = library(tmp_path)
+    given = statement(tmp_path, described.sha256)
+    assemble([artifact(tmp_path / "cpu.pt2")], [(file, described)], tmp_path / "toy.pt2", attestations=[given])
+    assemble([tmp_path / "toy.pt2"], [], tmp_path / "again.pt2", attestations=[given])  # it is kept, and once
+    with PackageReader(tmp_path / "again.pt2") as reader:
+        (record,) = reader.manifest.libraries[0].attestations or ()
+        assert record == f"exportkit/attestations/{hashlib.sha256(given.read_bytes()).hexdigest()}.json"
+        assert reader.read(record) == given.read_bytes()
+        said = ("libtoy_cpu.so", "https://example.org/review/v1: passed, date 2026-11-30")
+        assert Section("Attestations", [said]) in sections(reader)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"subject": [{"digest": {"sha256": "0" * 64}}]}, "is about no library of the package: it names 0000"),
+        ({"_type": "https://in-toto.io/Statement/v0.1"}, "is no in-toto statement: its _type is"),
+        ({"subject": 3}, "is no in-toto statement: Expected `array`"),
+    ],
+)
+def test_a_statement_about_something_else_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    file, described = library(tmp_path)
+    given = statement(tmp_path, described.sha256, **changes)
+    with pytest.raises(UsageError, match=message):
+        assemble([artifact(tmp_path / "cpu.pt2")], [(file, described)], tmp_path / "toy.pt2", attestations=[given])
+    assert not (tmp_path / "toy.pt2").exists()

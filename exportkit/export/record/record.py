@@ -35,8 +35,8 @@ _SHRINKS = 4  # how often smaller sizes are tried for that
 
 _FAR = (
     "numerically unstable: {}. Eager and the same in a wider dtype agree in less than half of the digits, so `verify` "
-    "cannot judge code that is no farther away than eager with other rounding. In the spec, a Tolerance says how near is "
-    "right"
+    "cannot judge code that is no farther away than eager with other rounding. In the spec, a Tolerance says how near "
+    "is right"
 )
 
 

@@ -31,7 +31,7 @@ def describe(command: ListSource) -> Listed:
         load(command.source)
         names = registered()
     operators = tuple(_operator(name) for name in names if has_schema(name))
-    files = [str(path) for path in mapped_beside_torch() if _registers(path)]
+    files = [str(path) for path in mapped_beside_torch() if registers_operators(path)]
     return Listed(operators, tuple(files))
 
 
@@ -49,7 +49,8 @@ def _operator(name: str) -> ListedOperator:
     )
 
 
-def _registers(path: Path) -> bool:
+def registers_operators(path: Path) -> bool:
+    """Whether a mapped file is a library that registers operators."""
     try:
         return read_elf(path).registers_operators
     except (OSError, NotAnOperatorLibraryError):

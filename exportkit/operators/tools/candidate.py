@@ -1,0 +1,248 @@
+"""Judges kernels that a program wrote, and states what was found.
+
+Such a program may have learnt to please a check: it calls the operator that it should replace, keeps the answers to
+inputs that it knows, or changes what compares them. Therefore the kernel and its judge are two processes. The judge has
+the reference and not the kernel. It draws the calls, with a seed that is drawn after the kernel's files were hashed,
+and compares the answers. The kernel's process has neither, and torch's dispatcher logs there what the kernel calls.
+
+What is found is an in-toto statement: https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import secrets
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+import exportkit
+from exportkit.child.child_client import ChildClient, ChildEndedError
+from exportkit.child.messages import Failed, Message
+from exportkit.child.process import describe_end
+from exportkit.libraries import file_sha256
+from exportkit.operators.contract.findings import Finding, Severity
+from exportkit.operators.tools.checking import Checked, CheckOptions
+from exportkit.operators.tools.source import OperatorSource
+from exportkit.package.attestations import STATEMENT
+from exportkit.progress import Progress
+
+PREDICATE = "https://github.com/exportkit/exportkit/operator-check/v1"
+
+M = TypeVar("M", bound=Message)
+
+
+class LoadCandidate(Message, frozen=True):
+    """Asks the kernel's process to load the operators. The answer is CandidateLoaded."""
+
+    source: OperatorSource
+    libraries: tuple[str, ...]
+
+
+class CandidateLoaded(Message, frozen=True):
+    """The files that hold the kernels."""
+
+    files: tuple[str, ...]
+
+
+class DrawCalls(Message, frozen=True):
+    """Asks the judge for calls. The answer is CallsDrawn.
+
+    Attributes:
+        operator: The operator's name.
+        schema: Its schema.
+        reference: `path/file.py:function` or `package.module:function` that computes the same.
+        calls: Such a function that yields more calls, or None.
+        options: The seed, the devices, the dtypes and the number of calls.
+        folder: Where the tensors are written.
+    """
+
+    operator: str
+    schema: str
+    reference: str
+    calls: str | None
+    options: CheckOptions
+    folder: str
+
+
+class CallsDrawn(Message, frozen=True):
+    """The calls, whose tensors are in `calls.safetensors`."""
+
+    calls: tuple[dict[str, Any], ...]
+
+
+class MakeCalls(Message, frozen=True):
+    """Asks the kernel's process to make the calls. The answer is CallsMade."""
+
+    operator: str
+    calls: tuple[dict[str, Any], ...]
+    folder: str
+
+
+class CallsMade(Message, frozen=True):
+    """What the kernel did; its answers are in `answers.safetensors`.
+
+    Attributes:
+        refused: What it refused calls with, by their number.
+        dispatched: The operators that torch's dispatcher was asked for meanwhile, but for itself.
+    """
+
+    refused: dict[str, str]
+    dispatched: tuple[str, ...]
+
+
+class JudgeAnswers(Message, frozen=True):
+    """Asks the judge to compare the answers. The answer is Judged."""
+
+    dispatched: tuple[str, ...]
+
+
+class Judged(Message, frozen=True):
+    """What the judge found, with the number of answers that it compared."""
+
+    findings: tuple[Finding, ...]
+    compared: int
+
+
+class Trial(Message, frozen=True):
+    """What came of a kernel before its judge.
+
+    Attributes:
+        operator: Its name.
+        calls: How many calls were drawn.
+        compared: How many of their answers were compared. The kernel refused the others.
+        dispatched: The operators that it called.
+    """
+
+    operator: str
+    calls: int
+    compared: int
+    dispatched: tuple[str, ...]
+
+
+def drawn_seed() -> int:
+    """Draws a seed that nobody could know before."""
+    return secrets.randbits(31)
+
+
+def _asked(child: ChildClient, command: Message, answer: type[M]) -> M:
+    got = child.ask(command, answer)
+    if isinstance(got, Failed):
+        raise got.exception()
+    return got
+
+
+def files_of(source: OperatorSource, options: CheckOptions) -> dict[str, str]:
+    """Returns the sha256 of each file that holds the kernels, by its path.
+
+    Raises:
+        ExportkitError: They cannot be loaded.
+    """
+    with ChildClient("exportkit.operators.tools.candidate_worker", search_path="caller") as child:
+        try:
+            files = _asked(child, LoadCandidate(source, options.libraries), CandidateLoaded).files
+        except ChildEndedError:
+            files = (source.text,)  # `ops check` says what happened
+    return {file: file_sha256(Path(file)) for file in files}
+
+
+def judged(
+    source: OperatorSource, options: CheckOptions, found: Sequence[Checked], progress: Progress
+) -> tuple[list[Checked], list[Trial]]:
+    """Holds the answers of kernels against their references, in two processes.
+
+    Args:
+        source: The library.
+        options: How it was checked; a reference for each operator.
+        found: What the checks found, of the operators that have one.
+        progress: Told before each operator.
+
+    Returns:
+        The same with what the judge found, and the trials.
+    """
+    checked, trials = [], []
+    for each in found:
+        progress(f"judging {each.report.operator}")
+        findings, trial = _judge(source, options, each)
+        checked.append(replace(each, report=replace(each.report, findings=(*each.report.findings, *findings))))
+        trials += trial
+    return checked, trials
+
+
+def _judge(source: OperatorSource, options: CheckOptions, checked: Checked) -> tuple[tuple[Finding, ...], list[Trial]]:
+    operator = checked.report.operator
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="exportkit-judge-"))
+        judge = stack.enter_context(ChildClient("exportkit.operators.tools.judge_worker", search_path="caller"))
+        kernel = stack.enter_context(ChildClient("exportkit.operators.tools.candidate_worker", search_path="caller"))
+        draw = DrawCalls(
+            operator, checked.report.schema, options.references[operator], options.calls.get(operator), options, folder
+        )
+        calls = _asked(judge, draw, CallsDrawn).calls
+        try:
+            _asked(kernel, LoadCandidate(source, options.libraries), CandidateLoaded)
+            made = _asked(kernel, MakeCalls(operator, calls, folder), CallsMade)
+        except ChildEndedError as error:
+            message = f"The process of the kernel {describe_end(error.status)} at calls that the reference takes."
+            return (Finding("judged-values", Severity.broken, message),), []
+        answer = _asked(judge, JudgeAnswers(made.dispatched), Judged)
+        findings = answer.findings
+        if not answer.compared:
+            said = next(iter(made.refused.values()), "there was none")
+            message = f"The kernel refuses each call that the reference takes: {said}."
+            findings = (*findings, Finding("judged-values", Severity.broken, message, hint="Give --calls."))
+        return findings, [Trial(operator, len(calls), answer.compared, made.dispatched)]
+
+
+def statement(
+    files: dict[str, str], options: CheckOptions, found: Sequence[Checked], trials: Sequence[Trial], *, drawn: bool
+) -> dict[str, Any]:
+    """Returns the in-toto statement about kernels.
+
+    Args:
+        files: The sha256 of each file, by its path.
+        options: How they were checked.
+        found: What was found.
+        trials: The trials.
+        drawn: Whether the seed was drawn after the files were hashed.
+    """
+    by_name = {trial.operator: msgspec.to_builtins(trial) for trial in trials}
+    operators = [
+        {
+            "operator": each.report.operator,
+            "schema": each.report.schema,
+            "passed": list(each.report.passed),
+            "findings": [msgspec.to_builtins(finding) for finding in each.report.findings],
+            "not_checked": each.not_checked,
+            "never_tried": list(each.never_tried),
+            "reference_sha256": _reference_digest(options.references[each.report.operator]),
+            "judged": {k: v for k, v in by_name.get(each.report.operator, {}).items() if k not in ("type", "operator")},
+        }
+        for each in found
+    ]
+    return {
+        "_type": STATEMENT,
+        "subject": [{"name": Path(file).name, "digest": {"sha256": digest}} for file, digest in files.items()],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "ok": not any(each.broken or each.not_checked for each in found),
+            "exportkit": exportkit.__version__,
+            "torch": version("torch"),
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "seed": options.seed,
+            "seed_drawn_after_build": drawn,
+            "operators": operators,
+        },
+    }
+
+
+def _reference_digest(text: str) -> str | None:
+    """Returns the sha256 of the reference's file; None if a module is named."""
+    path = Path(text.rpartition(":")[0])
+    return file_sha256(path) if path.is_file() else None

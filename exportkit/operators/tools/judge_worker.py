@@ -1,0 +1,117 @@
+"""The judge of a kernel that a program wrote: it has the reference, and not the kernel."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exportkit.child.messages import serve
+from exportkit.errors import UsageError
+from exportkit.export.models.placement import usable_device
+from exportkit.export.models.resolve import parse_dtype, resolve_decompositions
+from exportkit.operators.contract.check_values import upcast
+from exportkit.operators.contract.differences import first_difference
+from exportkit.operators.contract.findings import Finding, Severity
+from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES
+from exportkit.operators.contract.operator_trial import Subject, Trial
+from exportkit.operators.contract.sample import Sample
+from exportkit.operators.tools.call_files import read_answers, write_calls
+from exportkit.operators.tools.candidate import CallsDrawn, DrawCalls, JudgeAnswers, Judged
+from exportkit.operators.tools.candidate_worker import dispatched_by
+from exportkit.operators.tools.check_worker import calls_of_function
+from exportkit.operators.tools.collected_calls import Collector
+from exportkit.operators.tools.journal import Journal
+from exportkit.operators.tools.registered import has_schema, overload
+
+_MEMORY = re.compile(
+    "(new_)?(empty|zeros|full)(_like|_strided)?|zero_|fill_|copy_|clone|contiguous|to|_to_copy|resize_|lift_fresh|alias|"
+    "detach|as_strided|(_unsafe_)?view|_?reshape(_alias)?|flatten|unflatten|expand(_as)?|permute|transpose|t|movedim|"
+    "select|slice|narrow|(un)?squeeze|unbind|split|chunk|item|_local_scalar_dense|result_type"
+)
+"""What a kernel may ask torch for: memory, views and copies of it."""
+
+
+class _Judge:
+    """A reference, in the place of the kernel."""
+
+    def __init__(self) -> None:
+        self._folder = Path()
+        self._calls: list[Sample] = []
+        self._trial: Trial | None = None
+        self._library: torch.library.Library | None = None
+        self._reference: Callable[..., Any] | None = None
+
+    def draw(self, command: DrawCalls) -> CallsDrawn:
+        """Draws calls that the reference takes, and writes them to the folder."""
+        name, options = command.operator, command.options
+        self._folder = Path(command.folder)
+        functions = {"reference": command.reference} | ({"calls": command.calls} if command.calls else {})
+        found = resolve_decompositions(functions)
+        if has_schema(name):
+            raise UsageError(
+                f"the reference {command.reference} loads {name}, the operator that it is to judge",
+                hint="Write the reference in a module of its own, in torch's operators.",
+            )
+        namespace, _, rest = name.partition("::")
+        self._library = torch.library.Library(namespace, "FRAGMENT")
+        self._library.define(command.schema.removeprefix(f"{namespace}::"))
+        self._library.impl(rest, found["reference"], "CompositeExplicitAutograd")
+        self._reference = found["reference"]
+        self._trial = Trial(Subject(overload(name), ()))
+        dtypes = tuple(map(parse_dtype, options.dtypes))
+        device = usable_device("cpu" if options.device == "auto" else options.device, "")
+        journal = Journal(self._folder / "journal", options.timeout)
+        collector = Collector(overload(name), journal, [device], dtypes, (), options.seed, options.most_calls)
+        self._calls = collector.drawn().calls
+        journal.rest()
+        if command.calls:
+            self._calls += calls_of_function(command.calls, found["calls"])
+        return CallsDrawn(write_calls(self._folder / "calls.safetensors", self._calls))
+
+    def judge(self, command: JudgeAnswers) -> Judged:
+        """Compares the kernel's answers with those of the reference, in the same dtype or in float64."""
+        assert self._trial is not None
+        answers = read_answers(self._folder / "answers.safetensors")
+        with torch.no_grad(), torch.autograd.profiler.profile() as log:
+            expected = {number: self._expected(self._calls[number]) for number in answers}
+        findings: list[Finding] = []
+        for number, answer in answers.items():
+            differences = [_difference(answer, each) for each in expected[number]]
+            if all(differences):  # it is near neither
+                message = f"An answer of the kernel's process must equal the reference's, but {differences[0]}."
+                findings.append(Finding("judged-values", Severity.broken, message, hint=self._calls[number].label))
+                break
+        of_reference = {each for each in dispatched_by(log) if not _MEMORY.fullmatch(each.partition("::")[2])}
+        if same := sorted(of_reference & {*command.dispatched}):
+            message = f"The kernel calls what the reference computes with: {', '.join(same[:4])}."
+            findings.append(Finding("judged-calls", Severity.broken, message, hint="Compute the result in the kernel."))
+        return Judged(tuple(findings), len(answers))
+
+    def _expected(self, call: Sample) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns what the reference answers in the call's dtypes, and in float64."""
+        assert self._trial is not None
+        same = [each.cpu() for each in self._trial.fresh_answer(call, self._reference)]
+        exact = [each.cpu() for each in self._trial.fresh_answer(upcast(call), self._reference)]
+        return same, [e.to(s.dtype) for e, s in zip(exact, same)]
+
+
+def _difference(actual: list[Tensor], expected: list[Tensor]) -> str | None:
+    if len(actual) != len(expected):
+        return f"there are {len(actual)} and {len(expected)} outputs"
+    for index, (a, e) in enumerate(zip(actual, expected)):
+        rtol, atol = DEFAULT_TOLERANCES.get(e.dtype, (0.0, 0.0))
+        if found := first_difference([a], [e], rtol, atol):
+            return f"in output {index} {found[1]}"
+    return None
+
+
+def main(connection: socket.socket) -> None:
+    """Entry point of the child."""
+    judge = _Judge()
+    serve(connection, {DrawCalls: judge.draw, JudgeAnswers: judge.judge})

@@ -1,0 +1,52 @@
+"""Kernels that a program may have written to please a check, in Python."""
+
+from __future__ import annotations
+
+import torch
+
+library = torch.library.Library("candidates", "DEF")
+_answers: dict[tuple[int, ...], torch.Tensor] = {}
+
+
+def _floats(x: torch.Tensor) -> None:
+    torch._check(x.dtype in (torch.float32, torch.float64), lambda: "x must be float32 or float64")
+
+
+def _operator(kernel):
+    library.define(f"{kernel.__name__}(Tensor x) -> Tensor")
+    library.impl(kernel.__name__, kernel, "CPU")
+    torch.library.register_fake(f"candidates::{kernel.__name__}", torch.empty_like, lib=library)
+    return kernel
+
+
+@_operator
+def own(x: torch.Tensor) -> torch.Tensor:
+    """Doubles, by itself."""
+    _floats(x)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out.numpy()[...] = x.numpy() * 2
+    return out
+
+
+@_operator
+def borrowed(x: torch.Tensor) -> torch.Tensor:
+    """Lets torch double."""
+    _floats(x)
+    return x * 2
+
+
+@_operator
+def patched(x: torch.Tensor) -> torch.Tensor:
+    """Is wrong, and makes every comparison of its process say that it is right."""
+    _floats(x)
+    torch.isclose = lambda a, b, **_: torch.ones_like(a, dtype=torch.bool)
+    out = torch.empty_like(x)
+    out.numpy()[...] = x.numpy() * 3
+    return out
+
+
+@_operator
+def refusing(x: torch.Tensor) -> torch.Tensor:
+    """Takes one size alone."""
+    torch._check(x.numel() == 12_345, lambda: "x must have 12345 elements")
+    return x.clone()
