@@ -1,4 +1,4 @@
-"""The mean batch and the waits of simulated requests, by our rule and by Triton's: the table of ADR 0028.
+"""The mean batch and the waits of simulated requests, by our rule (ADR 0028) and by Triton's.
 
     python -m benchmarks.serve.batching_rules
 

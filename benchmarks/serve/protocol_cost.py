@@ -1,7 +1,7 @@
 """What reading and writing a request's messages costs, without a server: `python -m benchmarks.serve.protocol_cost`.
 
-Prints the table of docs/adr/0029-binary-tensors.md: the best of many calls in one thread, and beside each its
-alternative in the same run.
+Prints the best of many calls in one thread, and beside each its alternative in the same run.
+docs/adr/0029-binary-tensors.md has the rules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an HTTP server costs for a body of 3 MB: the table of docs/adr/0027-http-server.md.
+"""What an HTTP server costs for a body of 3 MB; docs/adr/0027-http-server.md follows from it.
 
 `python benchmarks/serve/server_choice.py` starts each server on the first core and loads it from the second, with one
 connection and with eight. Each server reads the body and answers 16 bytes. CPU time is of the server's processes.

@@ -12,7 +12,7 @@
 namespace exportkit {
 
 // A package's error may be this many times eager's, plus these units in the last place of the output's dtype and of
-// float32, in which the sums of narrower dtypes are computed. docs/adr/0020-accuracy.md has the measurements.
+// float32, in which the sums of narrower dtypes are computed. docs/adr/0020-accuracy.md has the reasons.
 inline constexpr double kErrorFactor = 3;
 inline constexpr double kOutputUlps = 1;
 inline constexpr double kFloat32Ulps = 64;
