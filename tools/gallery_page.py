@@ -53,14 +53,10 @@ _HEAD = """\
 
 Written by `make docs` from real runs, with torch {torch} on a CPU. Do not edit it.
 
-Each module is a few lines in [tests/gallery](../../tests/gallery), exported with `--format program`, which traces it,
-checks its operators, records cases, and runs the traced program on them. `exportkit export` was given the inputs and
-sizes that the class names. The programs of the modules in lists answered what eager answered. The others have the
-message, with the exit code if it is not 5. A named issue reports such a failure.
-
-Left out are what other sizes answered, "the model does not take every size that `batch` (x:0) was declared to have",
-"The model traces with it", "which is unknown when the model is compiled", "when it is called again with the same
-inputs". A letter stands for advice of several modules.
+Each module is a few lines in [tests/gallery](../../tests/gallery), exported with `--format program`. The programs of
+modules in lists answer as eager does. The tables have the message of each module that is refused, without its
+standing phrases, and the exit code if it is not 5. A letter stands for [advice](#advice) of several modules. A named
+issue reports such a failure.
 """
 
 
@@ -113,7 +109,7 @@ def row(entry: Entry, outcome: Outcome) -> str:
         f"[{name}#{number}](https://github.com/{_REPOSITORIES[name]}/issues/{number})" for name, number in entry.issues
     ]
     said = f"{what}{'; ' + ', '.join(links) if links else ''}"
-    since = f" (seen from torch {entry.since} on; older versions refuse it)" if entry.since else ""
+    since = f" (from torch {entry.since} on)" if entry.since else ""
     if not outcome.exit_code:
         return f"- `{entry.name}`: {said}{since}"
     code = f"exit {outcome.exit_code}: " if outcome.exit_code != 5 else ""

@@ -248,19 +248,18 @@ def _cell(result: OutputComparison) -> str:
 TEXT = """# What the verdict sees
 
 A package passes where it is as accurate as eager ([the rule](../../exportkit/package/FORMAT.md#verdicts), [its
-reasons](../adr/0020-accuracy.md)). This page shows what that means. A small model of a convolution, a LayerNorm, four
-linear layers and attention, with an error injected in it, is judged like a package. The number is the greater of its
-rms error and its greatest error, each as a multiple of what is allowed. `make docs` writes this page.
+reasons](../adr/0020-accuracy.md)). Here, errors are injected in a small model of a convolution, a LayerNorm, four
+linear layers and attention. The number is the greater of its rms error and its greatest error, as a multiple of what
+is allowed. `make docs` writes this page.
 
 {table}
-The first two rows are right: they compute the same in another order, and must pass. An error that is smaller than
-eager's own rounding cannot be seen in that precision: export the model in float32 and verify it there, too.
+The first two rows are right and must pass. An error smaller than eager's own rounding cannot be seen in that
+precision: export and verify the model in float32, too.
 
 ## State
 
-A case of a model with state is a sequence of calls. All results of all calls and the state after the last one are
-judged. Sessions are then compared with one another, bit for bit. Each error is injected in a real package, or in what
-runs it:
+A case is a sequence of calls. All results and the last state are judged, and sessions are compared with one another,
+bit for bit. Each error is injected in a real package, or in what runs it:
 
 {state}"""
 

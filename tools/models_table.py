@@ -170,9 +170,9 @@ _INTRODUCTION = """\
 # Models that were exported
 
 Written by `make docs` from [real runs](../../benchmarks/models) of `python -m tools.models_table`. The models are
-[small, with random weights](../../tools/model_catalogue.py); the batch varies, and with many the length of texts and
-sounds or the size of images. ✓: exported, packaged, and twelve calls verified against eager at other sizes, each step
-in a process of its own. A number: the reason below. An empty cell: not run.
+[small, with random weights](../../tools/model_catalogue.py); the batch varies, and often the length or the image
+size. ✓: exported, packaged, and twelve calls verified against eager at other sizes. A number: the reason below. An
+empty cell: not run.
 """
 
 

@@ -37,7 +37,7 @@ ENTRIES = [
         if entry.onnx is not None
     ),
 ]
-_TITLES[_SHARED] = "Modules of the other gallery"
+_TITLES[_SHARED] = "Modules of [the other gallery](gallery.md)"
 VERSIONS = {name: version(name).partition("+")[0] for name in ("torch", "onnxscript", "onnxruntime")}
 
 _HEAD = """\
@@ -45,11 +45,10 @@ _HEAD = """\
 
 Written by `make docs` from real runs, with {versions} on a CPU. Do not edit it.
 
-Each module is a few lines in [tests/onnx/gallery](../../tests/onnx/gallery). It was exported with `--format onnx` and
-the inputs and sizes that its class names. Of those in lists, `exportkit verify` found ONNX Runtime's answers equal
-to what eager answered, at both ends of the range and between. The others have the message, and the exit code is 5.
-A letter stands for advice of several modules. A named issue reports such a failure in PyTorch, ONNX Runtime or
-onnxscript.
+Each module is a few lines in [tests/onnx/gallery](../../tests/onnx/gallery), exported with `--format onnx`. For those
+in lists, ONNX Runtime's answers agree with eager's at both ends of the range and between. The tables have the message
+of each module that is refused, with exit code 5. A letter stands for [advice](#advice) of several modules. A named
+issue reports such a failure.
 """
 
 
@@ -64,11 +63,15 @@ def page() -> str:
 
 
 def row(entry: Entry, outcome: Outcome) -> str:
-    """Returns a module's line. A message that the other gallery has is not repeated."""
+    """Returns a module's line. What the other gallery says of a module is not repeated."""
     line = gallery_page.row(entry, outcome)
-    if line not in gallery_page.unabridged(gallery_page.DOCUMENT.read_text()).splitlines():
+    if entry.theme != _SHARED:
         return line
-    return " | ".join([*line.split(" | ")[:2], "[as there](gallery.md) |"]) if outcome.exit_code else line
+    if not outcome.exit_code:
+        return f"- `{entry.name}`"
+    there = line in gallery_page.unabridged(gallery_page.DOCUMENT.read_text()).splitlines()
+    module, _, message = line.split(" | ")
+    return f"{module} | | {'as there |' if there else message}"
 
 
 def _outcome(entry: Entry) -> Outcome:

@@ -91,10 +91,9 @@ README_ROWS = (
 _HEAD = """\
 # Measurements
 
-Every size that was measured. Written by `make docs` from [benchmarks/results](../../benchmarks/results), which has the
-commands, the spread, the alternatives' times, the memory and the errors. [performance.md](../performance.md) says how
-it was measured; "vs best" is how many times as long the fastest alternative takes. Packages in half precision ran with
-CUDA graphs.
+Written by `make docs` from [benchmarks/results](../../benchmarks/results), which has every size with its command,
+spread, alternatives, memory and errors. [performance.md](../performance.md) says how it was measured. "vs best" is
+how many times as long the fastest alternative takes. Packages in half precision ran with CUDA graphs.
 """
 
 
@@ -191,14 +190,17 @@ def measurements(found: Sequence[Results], half: Sequence[Results], packages: Se
 
 
 def sizes_of_each(rows: Sequence[Row]) -> str:
-    """Returns a table with a row for each operator and dtype: each size's time and the best alternative's."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Returns a table with a row for each operator and dtype: its slowest size, and how it compares at all sizes."""
+    found: dict[tuple[str, str], list[tuple[float, str, float]]] = {}
     for row in rows:
         if (timing := row.time(OURS_GRAPHS) or row.time(OURS)) and row.best:
-            text = f"{row.size}: {tables.number(timing.median)}, {row.best[1]:.2f}x"
-            found.setdefault((row.subject, row.dtype), []).append(text)
-    lines = ["| what | dtype | size: milliseconds, vs best |", "| --- | --- | --- |"]
-    lines += [f"| {subject} | {dtype} | {'; '.join(sizes)} |" for (subject, dtype), sizes in sorted(found.items())]
+            found.setdefault((row.subject, row.dtype), []).append((timing.median, row.size, row.best[1]))
+    lines = ["| what | slowest size: ms | vs best, all sizes |", "| --- | --- | --- |"]
+    for (subject, dtype), sizes in sorted(found.items()):
+        slowest, size, _ = max(sizes)
+        ratios = sorted({f"{ratio:.2f}x" for _, _, ratio in sizes}, key=lambda text: float(text[:-1]))
+        compared = " to ".join(dict.fromkeys((ratios[0], ratios[-1])))
+        lines.append(f"| {subject}, {dtype} | {size}: {tables.number(slowest)} | {compared} |")
     return "\n".join(lines) + "\n"
 
 

@@ -14,10 +14,10 @@ _WORDS = 18  # of a note
 _INTRODUCTION = """\
 # Libraries of others
 
-Written by [`python -m tools.libraries`](../../tools/libraries). ✓ means that a step went well. A number
-stands for a sentence below, and a word for a finding of [the check](../operator-check.md). `load` calls the package
-where the library is missing, and compares with eager; `run` is `exportkit-run`. Findings have the names of the day:
-`opcheck-dynamic` finds what `training-compiles` did, and `opcheck-autograd` what `gradient-recorded` did.
+Written by [`python -m tools.libraries`](../../tools/libraries). ✓: the step succeeded. A number: the sentence below.
+A word: a finding of [the check](../operator-check.md); today `opcheck-dynamic` is what `training-compiles` was, and
+`opcheck-autograd` what `gradient-recorded` was. `load` calls the package where the library is missing, and compares
+with eager; `run` is `exportkit-run`.
 """
 
 
