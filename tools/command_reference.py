@@ -27,9 +27,9 @@ _HEAD = """\
 
 Written by `make docs` from the commands' own help. `exportkit COMMAND --help` and `man exportkit` have every option.
 
-With `--json` a command prints one JSON document on stdout and nothing else there; progress and messages go to stderr. A
-failure is `{"error": {"kind", "message", "hint", "exit_code"}}`. JSON has no infinity and no NaN: such numbers are the
-strings `"inf"`, `"-inf"` and `"nan"`. `--debug` shows the traceback of an error.
+With `--json` a command prints one JSON document on stdout; progress and messages go to stderr. A failure is
+`{"error": {"kind", "message", "hint", "exit_code"}}`. Infinities and NaN are the strings `"inf"`, `"-inf"` and `"nan"`.
+`--debug` shows the traceback of an error.
 
 `eval "$(_EXPORTKIT_COMPLETE=bash_source exportkit)"` in `~/.bashrc` completes commands, options and file names; write
 `zsh_source` for zsh, and `_EXPORTKIT_COMPLETE=fish_source exportkit | source` for fish.
@@ -43,10 +43,10 @@ _REPORT = """\
 | key | value |
 | --- | --- |
 | `ok`, `exit_code` | Whether every check passed; the exit code of the first one that failed. |
-| `compared_with_eager` | Whether any call was compared with the running eager model, and not with recorded answers alone. |
-| `artifact`, `torch` | The file; the version of the torch that ran it, or null if nothing was loaded. |
-| `targets` | One entry for each compiled target, or for the exported program: `name`, `device`, `load_seconds`, `left_out`. `left_out` says why the target was not run on this machine; it is null if the target was run. |
-| `checks` | In the order they were made: `target` (null for a check of the whole package), `against` (`package`, `cases`, `eager`), `label`, `sizes`, `seconds`, `verdict`. A verdict has `kind`, `exit_code` (0 if the check passed), `message`, and the values that belong to its kind. |
+| `compared_with_eager` | Whether any call was compared with the running eager model. |
+| `artifact`, `torch` | The file; the torch that ran it, or null. |
+| `targets` | For each compiled target, or for the exported program: `name`, `device`, `load_seconds`, and `left_out`, why it was not run here, or null. |
+| `checks` | In their order: `target` (null for the whole package), `against` (`package`, `cases`, `eager`), `label`, `sizes`, `seconds`, `verdict`. A verdict has `kind`, `exit_code` (0 if the check passed), `message`, and the values of its kind. |
 | `skipped` | Sizes that were not compared with eager, and why. |
 """  # noqa: E501 (a table's row is one line)
 

@@ -131,7 +131,7 @@ def run_model(model: Model, setup: Setup) -> Results:
 
 
 def page(documents: Iterable[Results]) -> str:
-    """Returns docs/evidence/models.md: a row for each model that was run, and a column for each setup.
+    """Returns docs/evidence/models.md: a row for models of a kind that went alike, and a column for each setup.
 
     Where two versions of torch ran a model, the newer one's result stands.
     """
@@ -147,15 +147,17 @@ def page(documents: Iterable[Results]) -> str:
     setups = sorted(columns, key=lambda setup: (setup.format, setup.device, _DTYPES.index(setup.dtype), setup.tf32))
     lines = [
         _INTRODUCTION,
-        f"| model | kind | {' | '.join(setup.column for setup in setups)} |",
+        f"| kind | models | {' | '.join(setup.column for setup in setups)} |",
         f"| --- | --- |{' --- |' * len(setups)}",
     ]
     reasons: dict[str, int] = {}
+    alike: dict[str, dict[str, list[str]]] = {}  # by kind and cells, the titles
     for name, model in CATALOGUE.items():
         results = [columns[setup].get(name) for setup in setups]
         if any(results):
-            cells = [_cell(result, reasons) for result in results]
-            lines.append(f"| {model.title} | {model.kind} |{'|'.join(cells)}|")
+            cells = "|".join(_cell(result, reasons) for result in results)
+            alike.setdefault(model.kind, {}).setdefault(cells, []).append(model.title)
+    lines += [f"| {kind} | {'; '.join(titles)} |{cells}|" for kind, of in alike.items() for cells, titles in of.items()]
     good = [sum(result["ended"] == "ok" for result in columns[setup].values()) for setup in setups]
     counts = [f"{passed} of {len(columns[setup])}" for passed, setup in zip(good, setups)]
     lines += [f"| verified | | {' | '.join(counts)} |"]

@@ -15,18 +15,17 @@ _WAYS = ("exportkit", "eager", "compile")
 _TEXT = """\
 # Models of real sizes
 
-One run of `python -m tools.sizes_table`, in two calls on one host.
-The [results](../benchmarks/sizes/h200.json) have the memory at each step: {machine}, torch
-{torch}, transformers {transformers}, {cores} cores a GPU. [The weights](../tools/size_catalogue.py) are random, in
-bfloat16, made on the GPU. Qwen 3 1.7B and Llama 3.2 1B call the operator of [paged_cache](../examples/paged_cache).
+One run of `python -m tools.sizes_table` on {machine}, torch {torch}, transformers {transformers}, {cores} cores a GPU
+([results](../benchmarks/sizes/h200.json)). [The weights](../tools/size_catalogue.py) are random, in bfloat16. Qwen 3
+1.7B and Llama 3.2 1B call the operator of [paged_cache](../examples/paged_cache).
 
 - Seconds: `export`, `package --no-verify`, `verify`, a later load.
 - GPU: the peak of export, verify and load, divided by the weights, without the {context:.2f} GB of an empty process.
 - Host: the same peaks in GB, with compilers, without mapped files.
 - Milliseconds of a call at the greatest sizes: package, eager, `torch.compile`.
 
-Above 1.3: float64 activations of references, or a copy of the largest embedding, on which kernels are tried.
-Not in the table: {missing}. Mamba 2 with random weights in bfloat16 is 0.6 of an answer from float64 in eager, too.
+Above 1.3: float64 activations of references, or a copy of the largest embedding. Not in the table: {missing}.
+Mamba 2 with random weights in bfloat16 is 0.6 of an answer from float64 in eager, too.
 
 | model | 10⁹ parameters | seconds | GPU | host | ms |
 | --- | ---: | ---: | ---: | ---: | ---: |

@@ -1,4 +1,4 @@
-"""The table of models: the page has a row for what was run, and nothing else."""
+"""The table of models: the page has what was run, and nothing else."""
 
 from __future__ import annotations
 
@@ -72,6 +72,17 @@ def test_a_run_goes_on_where_it_was_stopped(commands: list[list[str]], tmp_path:
         run(["gru"], Setup(dtype="bfloat16"), output, again=False)
 
 
+def test_models_of_a_kind_that_went_alike_share_a_row(commands: list[list[str]], tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    run(["lstm", "gru", "cond", "loop"], Setup(), output, again=False)
+    rows = table([json.loads(output.read_text())])
+    assert rows[1:4] == [
+        "| recurrent | LSTM |✓|",
+        "| recurrent | GRU |1|",
+        "| control flow | torch.cond; while_loop |✓|",
+    ]
+
+
 def test_several_models_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     both = threading.Barrier(2, timeout=30)
 
@@ -93,7 +104,7 @@ def test_tf32_is_asked_for_at_export_and_named_in_the_file_and_on_the_page(
     assert ["--tf32" in command for command in commands] == [True, False, False]
     document = json.loads(output.read_text())
     assert document["tf32"] is True
-    assert table([document])[0] == "| model | kind | CPU TF32 |"
+    assert table([document])[0] == "| kind | models | CPU TF32 |"
     with pytest.raises(SystemExit, match="has results of cpu in float32 with TF32"):
         run(["gru"], Setup(), output, again=False)
 
@@ -107,7 +118,7 @@ def test_onnx_models_are_exported_and_verified_without_packaging(commands: list[
     assert export[export.index("-o") + 1] == verify[4]
     document = json.loads(output.read_text())
     assert "onnxruntime" in document["versions"]
-    assert table([document])[:2] == ["| model | kind | ONNX float32 |", "| LSTM | recurrent |✓|"]
+    assert table([document])[:2] == ["| kind | models | ONNX float32 |", "| recurrent | LSTM |✓|"]
     with pytest.raises(SystemExit, match="has results of cpu in float32, ONNX Runtime"):
         run(["gru"], Setup(), output, again=False)
 
