@@ -27,9 +27,9 @@ _HEAD = """\
 
 Written by `make docs` from the commands' own help. `exportkit COMMAND --help` and `man exportkit` have every option.
 
-With `--json` a command prints one JSON document on stdout; progress and messages go to stderr. A failure is
-`{"error": {"kind", "message", "hint", "exit_code"}}`. Infinities and NaN are the strings `"inf"`, `"-inf"` and `"nan"`.
-`--debug` shows the traceback of an error.
+With `--json` a command prints one JSON document on stdout and nothing else; progress and messages go to stderr. A
+failure is `{"error": {"kind", "message", "hint", "exit_code"}}`. Infinities and NaN are the strings `"inf"`, `"-inf"`
+and `"nan"`. `--debug` shows the traceback of an error.
 
 `eval "$(_EXPORTKIT_COMPLETE=bash_source exportkit)"` in `~/.bashrc` completes commands, options and file names; write
 `zsh_source` for zsh, and `_EXPORTKIT_COMPLETE=fish_source exportkit | source` for fish.

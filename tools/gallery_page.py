@@ -97,7 +97,7 @@ def section(title: str, rows: Sequence[str]) -> str:
     """Returns a theme's heading, the list of what succeeded, and the table of what was refused."""
     succeeded = [each for each in rows if each.startswith("- ")]
     refused = [each for each in rows if each not in succeeded]
-    head = ["| module | what it does | message |", "| --- | --- | --- |"]
+    head = ["| module | message |", "| --- | --- |"]
     parts = [succeeded, [*head, *refused] if refused else []]
     return "\n".join([f"## {title}", *(line for part in parts if part for line in ("", *part))]) + "\n"
 
@@ -105,15 +105,15 @@ def section(title: str, rows: Sequence[str]) -> str:
 def row(entry: Entry, outcome: Outcome) -> str:
     """Returns a module's line: of the list if it succeeded, else of the table."""
     what = entry.summary.split(" (")[0].rstrip(".")
-    links = [
-        f"[{name}#{number}](https://github.com/{_REPOSITORIES[name]}/issues/{number})" for name, number in entry.issues
-    ]
-    said = f"{what}{'; ' + ', '.join(links) if links else ''}"
+    links = "".join(
+        f", [{repository}#{number}](https://github.com/{_REPOSITORIES[repository]}/issues/{number})"
+        for repository, number in entry.issues
+    )
     since = f" (from torch {entry.since} on)" if entry.since else ""
     if not outcome.exit_code:
-        return f"- `{entry.name}`: {said}{since}"
+        return f"- `{entry.name}`{links}: {what}{since}"
     code = f"exit {outcome.exit_code}: " if outcome.exit_code != 5 else ""
-    return f"| `{entry.name}` | {said} | {code}{_cell(outcome.message)}{since} |"
+    return f"| `{entry.name}`{links} | {code}{_cell(outcome.message)}{since} |"
 
 
 def _cell(message: str) -> str:

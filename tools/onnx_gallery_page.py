@@ -70,8 +70,7 @@ def row(entry: Entry, outcome: Outcome) -> str:
     if not outcome.exit_code:
         return f"- `{entry.name}`"
     there = line in gallery_page.unabridged(gallery_page.DOCUMENT.read_text()).splitlines()
-    module, _, message = line.split(" | ")
-    return f"{module} | | {'as there |' if there else message}"
+    return f"| `{entry.name}` | {'as there |' if there else line.partition(' | ')[2]}"
 
 
 def _outcome(entry: Entry) -> Outcome:

@@ -24,7 +24,8 @@ One run of `python -m tools.sizes_table` on {machine}, torch {torch}, transforme
 - Host: the same peaks in GB, with compilers, without mapped files.
 - Milliseconds of a call at the greatest sizes: package, eager, `torch.compile`.
 
-Above 1.3: float64 activations of references, or a copy of the largest embedding. Not in the table: {missing}.
+Above 1.3: float64 activations of references, or a copy of the largest embedding.
+Not in the table: {missing}.
 Mamba 2 with random weights in bfloat16 is 0.6 of an answer from float64 in eager, too.
 
 | model | 10⁹ parameters | seconds | GPU | host | ms |
