@@ -21,11 +21,17 @@ void check_has_manifest(const std::vector<Header>& headers) {
     return std::any_of(headers.begin(), headers.end(), [&](const Header& h) { return h.name.ends_with(ending); });
   };
   if (has(kManifestName)) return;
-  const bool stock = has("archive_format");
-  throw Error(errors::kNoManifest,
-              "the archive has no " + std::string(kManifestName) + ": it is " +
-                  (stock ? "a .pt2 that torch wrote, not exportkit" : "a zip archive but not a package"),
-              stock ? "`exportkit export` makes a package of a model; MODEL may be an ExportedProgram .pt2." : "");
+  const std::string none = "the archive has no " + std::string(kManifestName) + ": it is ";
+  if (has("data.pkl")) {
+    throw Error(
+        errors::kNoManifest, none + "a checkpoint, as torch.save writes it",
+        "It has weights, and not the model's code: `exportkit export FILE.py:CLASS --weights WEIGHTS.safetensors`.");
+  }
+  if (has("archive_format")) {
+    throw Error(errors::kNoManifest, none + "a .pt2 that torch wrote, not exportkit",
+                "`exportkit export` makes a package of a model; MODEL may be an ExportedProgram .pt2.");
+  }
+  throw Error(errors::kNoManifest, none + "a zip archive but not a package");
 }
 
 std::string read_manifest(int fd, const Entry& entry) {

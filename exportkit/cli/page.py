@@ -1,30 +1,35 @@
-"""Writes what is known of an artifact as one HTML file: tables of text, and no script."""
+"""Writes what is known of an artifact as one HTML file: a picture of errors, tables of text, and no script."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 import click
 
+from exportkit.cli import error_plot
 from exportkit.cli.output import printable
 from exportkit.inspect.sections import Section, details, sections
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import check_writable, write_whole
+from exportkit.package.case_files import recorded_errors
 
 _MOST_ROWS, _LONGEST = 1000, 1000  # of a table, and characters of a text
 
-_STYLE = """
+_STYLE = (
+    """
 :root { color-scheme: light dark; }
 body { max-width: 75em; margin: 2em auto; padding: 0 1em; font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.6em; }
 h2 { margin: 2em 0 0.3em; font-size: 1.1em; }
 table { border-collapse: collapse; }
-td { padding: 0.2em 1.5em 0.2em 0; vertical-align: top; border-top: 1px solid GrayText; overflow-wrap: anywhere; }
+td { padding: 0.2em 1.5em 0.2em 0; vertical-align: top; border-top: 1px solid GrayText; overflow-wrap: break-word; }
 """
+    + error_plot.STYLE
+)
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -37,6 +42,7 @@ form-action 'none'">
 </head>
 <body>
 <h1>{title}</h1>
+{picture}
 {tables}
 </body>
 </html>
@@ -52,19 +58,41 @@ def check_page(path: Path, artifact: Path) -> None:
     check_writable(path)
 
 
-def write_page(path: Path, reader: PackageReader, more: Sequence[Section] = ()) -> None:
+def write_page(
+    path: Path,
+    reader: PackageReader,
+    more: Sequence[Section] = (),
+    verified: Mapping[str, error_plot.Errors] | None = None,
+    sizes: str = "",
+) -> None:
     """Writes the page of an open artifact whose digests were checked.
 
     Args:
         path: The file to write. An existing one is replaced when the page is complete.
         reader: The artifact. Nothing that it says is more than text on the page.
         more: Further sections, which stand first.
+        verified: The errors that `verify` found, by output.
+        sizes: The sizes that it tried, in words.
     """
+    methods = reader.manifest.methods
+    eager = {
+        name if len(methods) == 1 else f"{method.name}: {name}": [each.rms for each in errors]
+        for method in methods
+        for name, errors in recorded_errors(reader.manifest.cases, method.name).items()
+    }
+    found = verified or {}
+    errors = {name: {"eager": eager.get(name, ()), **found.get(name, {})} for name in {**eager, **found}}
     first, *others = sections(reader)
     below = (*more, *others, *details(reader))
     tables = [_table(first), *(f"<h2>{_text(each.title)}</h2>\n{_table(each)}" for each in below)]
     digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-    page = _PAGE.format(digest=digest, title=_text(first.title), style=_STYLE, tables="\n".join(tables))
+    page = _PAGE.format(
+        digest=digest,
+        title=_text(first.title),
+        style=_STYLE,
+        picture=error_plot.error_plot(errors, sizes),
+        tables="\n".join(tables),
+    )
     write_whole(path, page.encode())
 
 

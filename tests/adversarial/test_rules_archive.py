@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from exportkit.errors import (
     ArchiveLayoutError,
@@ -98,6 +99,13 @@ def test_rule_2_a_stock_zip_without_manifest(refused: Refused) -> None:
     with zipfile.ZipFile(buffer, "w") as zipped:
         zipped.writestr("readme.txt", "hello")
     refused(buffer.getvalue(), NoManifestError, "not a package")
+
+
+def test_a_checkpoint_is_called_one(tmp_path: Path):
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "net.pth")
+    with pytest.raises(NoManifestError, match="a checkpoint, as torch.save writes it") as caught:
+        PackageReader(tmp_path / "net.pth")
+    assert "--weights WEIGHTS.safetensors" in str(caught.value.hint)
 
 
 def test_rule_2_what_torch_writes_is_told_from_a_broken_package(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from exportkit.cli.error_plot import error_plot
 from exportkit.inspect.sections import Section, sections
 from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader, write_package
@@ -96,12 +97,24 @@ def test_nothing_that_an_artifact_says_is_more_than_text(tmp_path: Path, capsys:
     write_package(tmp_path / "a.pt2", samples.manifest(version=HOSTILE, source=source), samples.RECORDS)
     assert run(capsys, "inspect", tmp_path / "a.pt2", "--report", tmp_path / "a.html")[0] == 0
     page = Page(tmp_path / "a.html")
-    assert page.elements == {"html", "head", "meta", "title", "style", "body", "h1", "h2", "table", "tr", "td"}
+    drawn = {"figure", "figcaption", "svg", "line", "circle", "text"}
+    assert page.elements - drawn == {"html", "head", "meta", "title", "style", "body", "h1", "h2", "table", "tr", "td"}
     assert not set("\u202e\x1b") & set("".join(page.texts))
     assert any("<script>owned" in text for text in page.texts)
     assert re.fullmatch(
         r"default-src 'none'; style-src 'sha256-[\w+/=]+'; base-uri 'none'; form-action 'none'", page.policy
     )
+
+
+def test_errors_are_drawn_on_a_logarithmic_axis_for_each_output() -> None:
+    drawn = error_plot({HOSTILE: {"eager": [1e-7], "package": [1e-6], "allowed": [1e-5]}, "exact": {"eager": [0.0]}})
+    assert not re.search("<(script|img)", drawn)
+    places = [float(x) for x in re.findall(r'class="(?:eager|package)" cx="([\d.]+)"', drawn)]
+    bar = float(re.findall(r'class="allowed" x1="([\d.]+)"', drawn)[0])
+    exact, eager, package = sorted(places)
+    assert package - eager == pytest.approx(bar - package, abs=0.2)  # ten times each
+    assert eager - exact == pytest.approx(2 * (package - eager), abs=0.2)  # an error of 0 is drawn at 1e-9
+    assert error_plot({"labels": {}}) == ""
 
 
 def test_much_is_shortened_with_a_note(sample: Path, tmp_path: Path) -> None:
@@ -140,6 +153,7 @@ def test_verify_writes_the_page_with_its_verdicts(tmp_path: Path, capsys: pytest
     code, out, _ = run(capsys, "verify", artifact("patches-program"), "--against", "cases", "--report", page)
     assert (code, "program on cpu" in out) == (0, True)
     texts = Page(page).texts
+    assert any("eager (circles), the greatest error allowed (bars)" in text for text in texts)
     assert "Verification" in texts
     assert any("outputs agree" in text for text in texts)
     assert any("allowed)" in text for text in texts)  # the errors of the code beside eager's
