@@ -18,17 +18,22 @@ _LONG_FLOAT = re.compile(r"\d\.\d{15,}e-\d+")  # torch prints 1e-5 with every di
 
 
 def operator_table() -> str:
-    """Returns a Markdown table of all operators except the gradients', which the command below it lists."""
+    """Returns a Markdown table of all operators except the gradients', which are listed below it."""
     lines = ["| operator | computes | gradients for |", "| --- | --- | --- |"]
+    gradients = [name for name in SPECS if name.endswith("_grad")]
     for name, spec in SPECS.items():
-        if name.endswith("_grad"):
+        if name in gradients:
             continue
         schema = str(spec.overload._schema).removeprefix("arr_coc::")
         schema = _LONG_FLOAT.sub(lambda match: repr(float(match[0])), schema)
         summary = inspect.cleandoc(spec.wrapper.__doc__ or "").splitlines()[0].replace("|", r"\|")
         shapes = spec.layout.describe()
         lines.append(f"| **{name}**<br>`{schema}`<br>{shapes} | {summary} | {', '.join(spec.differentiable) or '-'} |")
-    lines += ["", "The gradients are operators too: `exportkit ops list exportkit.arr_coc.ops` has their schemas."]
+    names = ", ".join(f"`{name}`" for name in gradients)
+    lines += [
+        "",
+        f"The gradients are operators too; `exportkit ops list exportkit.arr_coc.ops` has their schemas: {names}.",
+    ]
     return "\n".join(lines) + "\n"
 
 
