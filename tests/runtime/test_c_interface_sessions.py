@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-import exportkit
 from tests.artifacts import artifact
 from tests.runtime import c_interface, c_structures, counting, stateful
 from tests.runtime.c_interface import Refused, view
@@ -76,19 +75,6 @@ def test_a_method_is_named_and_one_with_state_needs_a_session(recorder):
     error = refused(recorder.run, view(row))
     assert error.code == USAGE
     assert "name one" in error.message
-
-
-def test_state_that_python_saves_is_loaded_and_the_reverse(recorder, recorder_package, tmp_path):
-    session, rows = recorder.session(batch=2), [torch.from_numpy(x()) for _ in range(2)]
-    with exportkit.load(recorder_package) as loaded, loaded.session(batch=2) as python:
-        python.push(rows[0])
-        python.save(tmp_path / "python.safetensors")
-        session.load_state(tmp_path / "python.safetensors")
-        assert contents(session) == stateful.bits(python.state)
-        push(session, rows[1].numpy())
-        session.save(tmp_path / "c.safetensors")
-        python.load_state(tmp_path / "c.safetensors")
-        assert contents(session) == stateful.bits(python.state)
 
 
 def test_what_cannot_be_written_is_an_error_and_leaves_no_file(recorder, tmp_path):

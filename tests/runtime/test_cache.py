@@ -210,13 +210,6 @@ def test_targets_of_the_same_files_share_an_entry_and_others_do_not(cache, tmp_p
 # --- what counts as verified ------------------------------------------------------------------------------------------
 
 
-def test_what_was_unpacked_is_not_read_again_unless_that_is_asked_for(hashed):
-    assert hashed()
-    assert not hashed()
-    assert hashed(always=True)
-    assert not hashed()
-
-
 def test_a_byte_that_was_changed_is_found_though_size_and_time_are_restored(unpacked):
     path = unpacked()
     before = path.stat()

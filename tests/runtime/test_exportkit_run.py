@@ -116,11 +116,6 @@ def test_a_target_is_run_by_name(tiny_files, tmp_path):
         exportkit_run.load(package, "--target", "plane")
 
 
-def test_a_model_on_the_cpu_has_no_cuda_graphs(tiny_package):
-    with pytest.raises(UsageError, match=r"CUDA graphs are for a model on CUDA; target .* is for the CPU"):
-        exportkit_run.load(tiny_package, "--cuda-graphs")
-
-
 Tensors = list[torch.Tensor]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from exportkit.errors import CaseError, InputError, UsageError
+from exportkit.errors import InputError, UsageError
 from tests.runtime import exportkit_run, sequences
 from tests.runtime.stateful import WIDTH, Recorder
 
@@ -61,14 +61,6 @@ def test_a_sequence_without_its_state_is_compared_up_to_there(tmp_path):
     recorded = {name: tensor for name, tensor in sequences.tensors().items() if not name.startswith("state")}
     (case,) = exportkit_run.load(sequences.write(tmp_path / "stateless.pt2", recorded))["cases"]
     assert (case["ok"], case["state"]) == (True, [])
-
-
-def test_a_record_of_other_tensors_is_a_case_error(tmp_path):
-    """Each way is in tests/adversarial/test_rules_state.py."""
-    recorded = sequences.tensors()
-    del recorded["state.1"]
-    with pytest.raises(CaseError):
-        exportkit_run.load(sequences.write(tmp_path / "bad.pt2", recorded))
 
 
 def test_a_method_is_run_on_inputs_of_a_file(package, tmp_path):

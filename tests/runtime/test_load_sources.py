@@ -132,11 +132,6 @@ def test_a_policy_asks_for_a_signature_as_a_caller_does(load, package, release, 
     assert str(package) not in {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
 
 
-def test_no_key_at_all_is_no_way_to_ask_for_one(package):
-    with pytest.raises(UsageError, match="the list of public keys is empty"):
-        exportkit.load(package, public_key=[])
-
-
 # --- signatures of what has no path -----------------------------------------------------------------------------------
 
 

@@ -54,7 +54,11 @@ with exportkit.load(sys.argv[1]) as model, model.session(batch=2) as session:
 """
         save_file({"rows": rows}, tmp_path / "rows.safetensors")
         assert run_python(code, recorder_package, cwd=tmp_path) == expected.numpy().tobytes().hex() + "\n"
-        assert bits(load_file(tmp_path / "after.safetensors")) == bits(session.state)
+        after = bits(session.state)
+    assert bits(load_file(tmp_path / "after.safetensors")) == after
+    with model.session(batch=2) as session:
+        session.load_state(tmp_path / "after.safetensors")
+        assert bits(session.state) == after
 
 
 def test_a_state_is_its_owners_alone(saved: Path) -> None:
