@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 import shutil
@@ -192,15 +191,6 @@ def test_of_a_large_package_that_threads_read_the_first_damaged_record_is_named(
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
-
-
-def test_what_was_checked_is_read_even_when_the_path_names_another_file(package: Path, tmp_path: Path) -> None:
-    with PackageReader(package) as reader:
-        (tmp_path / "evil").write_bytes(b"evil")
-        os.replace(tmp_path / "evil", package)
-        assert reader.read(samples.CODE) == samples.RECORDS[samples.CODE]
-        with open(f"/proc/self/fd/{reader.fileno()}", "rb") as file:
-            assert hashlib.sha256(file.read()).hexdigest() == reader.sha256
 
 
 def test_a_record_is_extracted_whole_with_the_permissions_asked_for(package: Path, tmp_path: Path) -> None:

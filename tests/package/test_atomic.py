@@ -11,9 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from exportkit.errors import UsageError
-from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.atomic import check_writable, temporary_folder, write_whole
-from tests.package.samples import RECORDS, manifest
 from tests.subprocesses import killed_in_the_middle
 
 FOLDER = """
@@ -22,19 +20,6 @@ with temporary_folder(Path(sys.argv[1]), "work") as folder:
     (folder / "sub").mkdir()
     (folder / "sub" / "file").write_text("half")
     pause()
-"""
-PACKAGE = """
-import os, threading
-from exportkit.errors import UsageError
-from exportkit.package.archive import write_package
-from tests.package.samples import RECORDS, manifest
-path, large = map(Path, sys.argv[1:])
-with open(large, "wb") as file: file.truncate(256 << 20)
-def watch():
-    while not list(path.parent.iterdir()): pass
-    pause()
-threading.Thread(target=watch, daemon=True).start()
-write_package(path, manifest(), {**RECORDS, "data/z": large})
 """
 
 
@@ -75,17 +60,6 @@ def test_a_killed_process_leaves_its_folder_to_the_next_one_of_the_same_prefix(t
     with temporary_folder(tmp_path, "work") as folder:
         assert list(tmp_path.iterdir()) == [folder]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_package_whose_writer_was_killed_is_not_there(tmp_path):
-    path = tmp_path / "out" / "package.pt2"
-    path.parent.mkdir()
-    killed_in_the_middle(PACKAGE, path, tmp_path / "large")
-    assert [entry.suffix for entry in path.parent.iterdir()] == [".tmp"]
-    write_package(path, manifest(), RECORDS)
-    assert list(path.parent.iterdir()) == [path]
-    with PackageReader(path) as reader:
-        reader.verify()
 
 
 def test_what_only_looks_left_over_is_left_alone(tmp_path):

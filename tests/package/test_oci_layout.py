@@ -24,6 +24,8 @@ from exportkit.package.trust import demand, signature_info
 from tests.package import signers
 from tests.package.docker_registry import PROGRAM, WHY_NOT, docker_registry
 
+Change = Callable[[dict[str, Any]], object]
+
 SKOPEO, ORAS = shutil.which("skopeo"), shutil.which("oras")
 
 
@@ -67,7 +69,7 @@ def put(layout: Path, content: bytes) -> dict[str, Any]:
     return {"digest": digest, "size": len(content)}
 
 
-def rewrite(layout: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def rewrite(layout: Path, change: Change) -> None:
     """Changes the manifest, with the digests of a layout that is whole."""
     manifest = document(layout)
     change(manifest)
@@ -179,41 +181,33 @@ def test_commands_take_a_layout(tiny_package: Path, tmp_path: Path, capsys: pyte
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def _package_layer(manifest: dict[str, Any]) -> dict[str, Any]:
-    layer: dict[str, Any] = manifest["layers"][0]
-    return layer
+def _with(change: Change) -> Callable[[Path], None]:
+    """Has the manifest changed."""
+    return lambda layout: rewrite(layout, change)
 
 
-def _two_packages(layout: Path) -> None:
-    rewrite(layout, lambda manifest: manifest["layers"].append(_package_layer(manifest)))
+def _two_signatures(manifest: dict[str, Any]) -> None:
+    manifest["layers"].append(manifest["layers"][1])
 
 
-def _no_package(layout: Path) -> None:
-    rewrite(layout, lambda manifest: manifest["layers"].pop(0))
+def _out_of_the_folder(manifest: dict[str, Any]) -> None:
+    manifest["layers"][0]["digest"] = "sha256:../../../net.pt2"
 
 
-def _two_signatures(layout: Path) -> None:
-    rewrite(layout, lambda manifest: manifest["layers"].append(manifest["layers"][1]))
+def _nested(index: dict[str, Any]) -> None:
+    index["manifests"][0]["mediaType"] = "application/vnd.oci.image.index.v1+json"
 
 
-def _of_another_type(layout: Path) -> None:
-    rewrite(layout, lambda manifest: manifest.update(artifactType="application/vnd.docker.ai"))
-
-
-def _out_of_the_folder(layout: Path) -> None:
-    rewrite(layout, lambda manifest: _package_layer(manifest).update(digest="sha256:../../../net.pt2"))
-
-
-def _of_another_size(layout: Path) -> None:
-    rewrite(layout, lambda manifest: _package_layer(manifest).update(size=7))
+def _package_blob(layout: Path) -> Path:
+    return blob(layout, document(layout)["layers"][0]["digest"])
 
 
 def _lost(layout: Path) -> None:
-    blob(layout, _package_layer(document(layout))["digest"]).unlink()
+    _package_blob(layout).unlink()
 
 
 def _linked(layout: Path) -> None:
-    path = blob(layout, _package_layer(document(layout))["digest"])
+    path = _package_blob(layout)
     path.unlink()
     path.symlink_to(layout.parent / "net.pt2")
 
@@ -226,7 +220,7 @@ def _linked_folder(layout: Path) -> None:
 def _another_package(layout: Path) -> None:
     """A whole package under the digest of another one of its size."""
     other = signers.package(layout.parent, "other.pt2", version="2")
-    path = blob(layout, _package_layer(document(layout))["digest"])
+    path = _package_blob(layout)
     assert other.stat().st_size == path.stat().st_size
     os.replace(other, path)
 
@@ -242,16 +236,15 @@ def _changed_signature(layout: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b" ")
 
 
-def _two_manifests(layout: Path) -> None:
-    index = json.loads((layout / "index.json").read_text())
-    index["manifests"] *= 2
-    (layout / "index.json").write_text(json.dumps(index))
+def _indexed(change: Change) -> Callable[[Path], None]:
+    """Has the index changed."""
 
+    def spoil(layout: Path) -> None:
+        index = json.loads((layout / "index.json").read_text())
+        change(index)
+        (layout / "index.json").write_text(json.dumps(index))
 
-def _nested_index(layout: Path) -> None:
-    index = json.loads((layout / "index.json").read_text())
-    index["manifests"][0]["mediaType"] = "application/vnd.oci.image.index.v1+json"
-    (layout / "index.json").write_text(json.dumps(index))
+    return spoil
 
 
 def _no_json(layout: Path) -> None:
@@ -261,20 +254,20 @@ def _no_json(layout: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "error", "said"),
     [
-        (_two_packages, errors.ArtifactError, "several packages"),
-        (_no_package, errors.ArtifactError, "has no layer of type"),
-        (_two_signatures, errors.ArtifactError, "several signatures 'net.pt2.sig'"),
-        (_of_another_type, errors.ArtifactError, "an artifact of type 'application/vnd.docker.ai'"),
-        (_out_of_the_folder, errors.ArtifactError, "expected sha256: and 64 hexadecimal digits"),
-        (_of_another_size, errors.DigestMismatchError, "its descriptor says 7"),
+        (_with(lambda it: it["layers"].append(it["layers"][0])), errors.ArtifactError, "several packages"),
+        (_with(_two_signatures), errors.ArtifactError, "several signatures 'net.pt2.sig'"),
+        (_with(lambda it: it["layers"].pop(0)), errors.ArtifactError, "has no layer of type"),
+        (_with(lambda it: it.update(artifactType="text")), errors.ArtifactError, "an artifact of type 'text'"),
+        (_with(_out_of_the_folder), errors.ArtifactError, "expected sha256: and 64 hexadecimal digits"),
+        (_with(lambda it: it["layers"][0].update(size=7)), errors.DigestMismatchError, "its descriptor says 7"),
         (_lost, errors.ArtifactError, "cannot be read: No such file"),
         (_linked, errors.ArtifactError, "is a link, which could lead out of the folder"),
         (_linked_folder, errors.ArtifactError, "is a link"),
         (_another_package, errors.DigestMismatchError, "has another digest than its name"),
         (_changed_manifest, errors.DigestMismatchError, "has another digest than its name"),
         (_changed_signature, errors.DigestMismatchError, "has another digest than its name"),
-        (_two_manifests, errors.UsageError, "has 2 manifests, not one"),
-        (_nested_index, errors.ArtifactError, "has no manifest of an artifact"),
+        (_indexed(lambda it: it["manifests"].extend(it["manifests"])), errors.UsageError, "has 2 manifests, not one"),
+        (_indexed(_nested), errors.ArtifactError, "has no manifest of an artifact"),
         (_no_json, errors.ArtifactError, "does not follow the OCI image specification"),
     ],
 )

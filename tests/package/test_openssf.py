@@ -234,13 +234,21 @@ def test_the_curve_says_which_hash_is_signed(tmp_path: Path, curve: Any, hash_: 
             signed_by(path, key.public)
 
 
-@pytest.mark.parametrize("form", ["-conv_form compressed", "-conv_form hybrid", "-param_enc explicit"])
+@pytest.mark.parametrize(
+    "form", ["-conv_form compressed", "-conv_form hybrid", "-param_enc explicit", "one line", "words around it"]
+)
 @pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.name)
 def test_a_key_has_one_id_however_it_is_written(tmp_path: Path, curve: Any, form: str) -> None:
     key = signer(tmp_path, "release", curve=curve)
-    other = tmp_path / "other.pem"
-    command = ["openssl", "ec", "-pubin", "-in", key.public, "-pubout", "-out", other, *form.split()]
-    subprocess.run(command, check=True, capture_output=True)
+    other, text = tmp_path / "other.pem", key.public.read_text()
+    if form == "one line":
+        begin, *body, end = text.splitlines()
+        other.write_text("\n".join((begin, "".join(body), end)))
+    elif form == "words around it":
+        other.write_text(f"my key\r\n{text}and more")
+    else:
+        command = ["openssl", "ec", "-pubin", "-in", key.public, "-pubout", "-out", other, *form.split()]
+        subprocess.run(command, check=True, capture_output=True)
     assert other.read_bytes() != key.public.read_bytes()
     assert read_public_key(other).id == key.public_key.id
     path = package(tmp_path)

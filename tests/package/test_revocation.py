@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import exportkit
@@ -24,14 +22,13 @@ from exportkit.errors import (
     UsageError,
 )
 from exportkit.package.archive import PackageReader
-from exportkit.package.keys import read_public_key
 from exportkit.package.manifest import MANIFEST_NAME
 from exportkit.package.revocation import read_revocations, revocations_here, revoke
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust
 from tests.adversarial import forge
 from tests.commands import run
-from tests.package.signers import Signer, package, signer, write_policy
+from tests.package.signers import package, signer, write_policy
 
 A_DIGEST = "a" * 64
 
@@ -149,33 +146,6 @@ def test_a_bundle_of_another_key_stands_in_for_a_revoked_one(
     bundle.unlink()
     with pytest.raises((RevokedError, SignatureMissingError)):
         opened(path)
-
-
-def other_forms(key: Signer) -> dict[str, str]:
-    """The same key, written in other ways."""
-    public: Any = serialization.load_pem_public_key(key.public.read_bytes())
-    compressed = public.public_bytes(serialization.Encoding.X962, serialization.PublicFormat.CompressedPoint)
-    prefix = bytes.fromhex("3039301306072a8648ce3d020106082a8648ce3d030107032200")
-    letters = base64.b64encode(prefix + compressed).decode()
-    text = key.public.read_text()
-    body = "".join(text.splitlines()[1:-1])
-    return {
-        "text": text,
-        "one line": f"-----BEGIN PUBLIC KEY-----\n{body}\n-----END PUBLIC KEY-----\n",
-        "words around it": f"my key\r\n{text}and more",
-        "compressed point": f"-----BEGIN PUBLIC KEY-----\n{letters}\n-----END PUBLIC KEY-----\n",
-    }
-
-
-def test_a_key_has_one_id_however_it_is_written(path: Path, policy: Path, revoked: Path, tmp_path: Path) -> None:
-    key = signer(tmp_path, "curved", curve=ec.SECP256R1())
-    sign_package(path, key.key)
-    revoke(revoked, {key.public_key.id: ""}, {})
-    for name, text in other_forms(key).items():
-        assert read_public_key(text).id == key.public_key.id, name
-        named(policy, text)
-        with pytest.raises(RevokedError):
-            opened(path)
 
 
 KEY = {"key_id": A_DIGEST, "reason": ""}

@@ -97,14 +97,6 @@ def test_signatures_of_an_earlier_build_do_not_stay(signed: Path, release: Signe
     assert only.key_id == build.public_key.id
 
 
-def test_a_signature_may_have_another_name_and_place(signed: Path, release: Signer, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere.json"
-    beside(signed).rename(elsewhere)
-    with pytest.raises(SignatureMissingError, match=r"there is no .*model\.pt2\.sig"):
-        signed_by(signed, release.public)
-    assert signed_by(signed, release.public, signature=elsewhere)
-
-
 def test_links_to_a_package_have_its_signature_or_their_own(signed: Path, release: Signer, tmp_path: Path) -> None:
     current = tmp_path / "deployed" / "current.pt2"
     current.parent.mkdir()

@@ -2,55 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exportkit.errors import WeightsError
 from exportkit.export.compile.program_weights import is_dense
 from exportkit.package.consistency import match_state
-from tests.package import samples, stateful_samples
+from tests.package import samples
 
-TIED = samples.weight()
-BIAS = samples.weight(name="bias", aliases=(), shape=(3,), strides=(1,))
-UNREAD = samples.weight(name="unread", aliases=(), record=None)
-CONSTANT = samples.weight(name="positions@12", aliases=(), state=False)
-ALL = (TIED, BIAS, UNREAD, CONSTANT)
 KIND = ("float32", (2, 3))
-STATE = {"head.weight": KIND, "tied.weight": KIND, "bias": ("float32", (3,)), "unread": KIND}
-
-
-def test_the_whole_state_matches_and_constants_are_none_of_it() -> None:
-    assert match_state(ALL, STATE) == {
-        "head.weight": ["head.weight", "tied.weight"],
-        "bias": ["bias"],
-        "unread": ["unread"],
-    }
-
-
-def test_the_state_of_sessions_may_be_there_and_is_left_out() -> None:
-    given = {**STATE, "cache.k": ("float32", (64, 4)), "step": ("int64", ())}
-    assert match_state(ALL, given, stateful_samples.state()) == match_state(ALL, STATE)
-    with pytest.raises(WeightsError, match=r"not in the model: cache\.k, step"):
-        match_state(ALL, given)
-
-
-def test_all_that_is_wrong_is_said_at_once() -> None:
-    wrong = {**STATE, "bias": ("float16", (4,)), "positions@12": KIND, "extra": KIND}
-    for name in ("head.weight", "tied.weight", "unread"):
-        del wrong[name]
-    with pytest.raises(WeightsError) as caught:
-        match_state(ALL, wrong)
-    lines = str(caught.value).splitlines()
-    assert lines[:4] == [
-        "the weights do not fit the model",
-        "  missing: head.weight or tied.weight, unread",
-        "  not in the model: extra, positions@12",
-        "  wrong dtype or shape: bias is float16[4], not float32[3]",
-    ]
-    assert caught.value.exit_code == 2
-
-
 weights = st.lists(st.sets(st.sampled_from("abcdefgh"), min_size=1, max_size=3), max_size=4).filter(
     lambda groups: len(set().union(*groups)) == sum(map(len, groups))
 )

@@ -27,12 +27,6 @@ class Leaf:
 
 
 @dataclass
-class Score:
-    value: object
-    label: str = "none"
-
-
-@dataclass
 class Output(OrderedDict):
     """A dict and a dataclass, as transformers' ModelOutput is."""
 
@@ -71,15 +65,6 @@ def test_a_value_comes_back_as_it_was_also_through_json(value):
     assert back == value
     assert repr(back) == repr(value)  # True is not 1 and 1 is not 1.0
     assert flatten(back, is_leaf)[1] == leaves
-
-
-def test_a_dataclass_comes_back_as_a_named_tuple_with_its_fields():
-    one, other = Leaf(), Leaf()
-    node, leaves = flatten([Score(one), Score({"a": other}, "best")], is_leaf)
-    assert names(node) == ["0.value", "1.value.a"]
-    back = unflatten(node, leaves)
-    assert [type(item).__name__ for item in back] == ["Score", "Score"]
-    assert (back[0].value, back[0].label, back[1].value["a"], back[1].label) == (one, "none", other, "best")
 
 
 def test_a_dict_that_is_a_dataclass_too_stays_a_dict():

@@ -89,13 +89,14 @@ def test_what_was_given_may_change_afterwards(model: exportkit.Model, tmp_path: 
 
 
 WRONG = state(1) | {"more": torch.ones(2), "one": torch.ones(3), "counts": state(1)["counts"].int()}
+WRONG["positions"] = torch.ones(16)  # a constant of the model
 for name in ("few", "norm.weight", "mix", "tied"):
     del WRONG[name]
 NO_FIT = [
     (
         WRONG,
-        ["missing: mix or tied, few, norm.weight", "not in the model: more", "one is float32[3], not float32[1]",
-         "counts is int32[16], not int64[16]"],
+        ["missing: mix or tied, few, norm.weight", "not in the model: more, positions",
+         "one is float32[3], not float32[1]", "counts is int32[16], not int64[16]"],
     ),
     ({}, ["missing: "]),
     (state(1) | {"tied": state(1)["tied"] + 1}, ["mix and tied differ; they are one tensor in the model"]),
