@@ -12,13 +12,12 @@ from exportkit.errors import MissingLibraryError, ModelNotFoundError
 from exportkit.export.models.find_libraries import library_files
 from exportkit.package.archive import write_package
 from exportkit.package.manifest import Manifest
-from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust
 from exportkit.packaging import PackOptions, build_package
 from exportkit.progress import Progress, silent
 from exportkit.reference_model import ReferenceModel
 from exportkit.verify.options import VerifyOptions
-from tests.package import samples, signers
+from tests.package import samples
 from tests.package.c_library import PRELUDE, build, operator_library
 from tests.subprocesses import run_python
 
@@ -77,17 +76,6 @@ def test_a_module_that_is_installed_and_declared_may_be_given_as_well(artifact: 
     (information / "entry_points.txt").write_text("[exportkit.operators]\ntoy = toy\n")
     manifest = packed(artifact, ReferenceModel(op_libraries=given))
     assert [Path(library.record).name for library in manifest.libraries] == ["libtoy_cpu.so"]
-
-
-@pytest.mark.parametrize("demanded", [True, False])
-def test_nothing_that_an_artifact_names_is_imported(artifact: Path, demanded: bool) -> None:
-    release = signers.signer(artifact.parent)
-    sign_package(artifact, release.key)
-    with pytest.raises(MissingLibraryError, match="has the operator toy::twice") as caught:
-        packed(artifact, ReferenceModel(), Trust([release.public]) if demanded else Trust())
-    assert "--op-library <path or module>" in (caught.value.hint or "")
-    assert "--model net.py:Net" in (caught.value.hint or "")
-    assert not artifact.with_name("imported").exists()
 
 
 def test_a_module_that_loads_no_such_library_is_refused(artifact: Path) -> None:

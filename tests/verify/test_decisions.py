@@ -166,10 +166,6 @@ def test_only_what_was_asked_for_is_done(run, against, started):
     assert run.worker.started == started
 
 
-MISSING = [
-    Failed("ModelLoadError", "operator ns::op is not loaded, and no library of the package gives it", None, 3),
-    Failed("ModelLoadError", "Could not find schema for ns::op.\nMore", None, 3),
-]
 NOT_FOUND = Failed("ModelNotFoundError", "there is no module", None, 2)
 OTHERWISE = {"eager_draw": lambda command: answers(command, off=1.0)}
 FLAT = {"replay_call": lambda command: replays(command, '{"type":"tensor","index":0}')}

@@ -106,12 +106,6 @@ def test_it_is_run_where_the_caller_names_it_and_nowhere_else(genuine: Path, mar
     assert not mark.exists()
 
 
-def test_to_ask_for_eager_alone_is_refused_and_says_how_to_name_it(genuine: Path, mark: Path, release: Signer):
-    with pytest.raises(UsageError, match=f"no comparison with eager: .*--model {SOURCE}"):
-        verify(genuine, VerifyOptions(against="eager", trust=Trust([release.public])))
-    assert not mark.exists()
-
-
 # --- package ----------------------------------------------------------------------------------------------------------
 
 

@@ -124,18 +124,6 @@ def test_eager_is_compared_at_the_ends_of_the_range_and_between(artifact):
     assert report.exit_code == 18
 
 
-def test_a_damaged_artifact_fails_to_load_with_the_package_s_exit_code(artifact):
-    path = artifact(Affine(), [(X, right(X))])
-    data = bytearray(path.read_bytes())
-    data[data.index(b"0.input.0")] ^= 1
-    path.write_bytes(data)
-    report = verify(path, CASES)
-    (check,) = report.checks
-    assert isinstance(check.verdict, LoadFailed)
-    assert check.verdict.error == "DigestMismatchError"
-    assert report.exit_code == 3
-
-
 def test_asking_for_cases_where_there_are_none_is_refused_and_says_what_to_do(artifact):
     with pytest.raises(UsageError, match="--against eager"):
         verify(artifact(Affine(), []), CASES)
