@@ -19,7 +19,6 @@ from exportkit.errors import (
     DigestMismatchError,
     DuplicateRecordError,
     ExportkitError,
-    ManifestConsistencyError,
     MissingRecordError,
     UnsafeRecordNameError,
     UsageError,
@@ -110,16 +109,6 @@ def test_sizes_beyond_32_bits_have_their_place_in_the_headers(tmp_path: Path) ->
             reader.data_offset(samples.WEIGHT) == entries[reader.names.index(samples.WEIGHT) + 1].data_offset > 5 << 30
         )
         assert reader.read(samples.WEIGHT) == samples.RECORDS[samples.WEIGHT]
-
-
-def test_a_failure_leaves_the_old_package_and_no_temporary_file(package: Path, tmp_path: Path) -> None:
-    before = package.read_bytes()
-    with pytest.raises(FileNotFoundError):
-        write_package(package, samples.manifest(), {**samples.RECORDS, samples.CASE: tmp_path / "not there"})
-    with pytest.raises(ManifestConsistencyError):
-        write_package(package, samples.manifest(targets=()), samples.RECORDS)
-    assert package.read_bytes() == before
-    assert os.listdir(tmp_path) == [package.name]
 
 
 WRITE_AND_CHANGE = """

@@ -316,12 +316,3 @@ def test_a_link_of_another_user_to_a_policy_stops_everything(
     os.lchown(link, 12345, -1)
     with pytest.raises(PolicyError, match=r"is behind the link .*shared/link of another user"):
         trusted(path)
-
-
-def test_a_program_that_torch_wrote_is_refused_where_signatures_are_required(
-    tmp_path: Path, user: Path, one: Signer
-) -> None:
-    Trust().refuse_foreign(tmp_path / "program.pt2")
-    write_policy(user, one.public)
-    with pytest.raises(SignatureMissingError, match=r"written by torch .* which the policy .*policy\.json requires"):
-        Trust().refuse_foreign(tmp_path / "program.pt2")

@@ -129,12 +129,6 @@ def test_a_package_signed_by_another_key_names_both(signed: Path, release: Signe
     assert read_public_key(stranger).id in caught.value.message
 
 
-def test_a_package_exchanged_after_it_was_signed(signed: Path, release: Signer, tmp_path: Path) -> None:
-    package(tmp_path, version="evil")
-    with pytest.raises(SignatureError, match="signs another package"):
-        signed_by(signed, release.public)
-
-
 def replaced(key: str, value: object) -> Change:
     return lambda document: document.update({key: value})
 
@@ -308,14 +302,6 @@ def test_what_names_no_key_is_a_mistake_and_not_a_way_around(signed: Path, relea
     ):
         with pytest.raises(UsageError, match=said):
             ask()
-
-
-def test_an_encrypted_key_asks_for_its_password(tmp_path: Path) -> None:
-    files = signer(tmp_path, "locked", password="correct horse")
-    key = read_private_key(files.private, lambda: "correct horse")
-    assert key.public.id == files.public_key.id
-    with pytest.raises(UsageError, match="cannot be used"):
-        read_private_key(files.private, lambda: "wrong")
 
 
 CHECK = """

@@ -1,4 +1,4 @@
-"""exportkit.h on a GPU: requests whose memory lies here and there, refused values, streams of threads, and sessions."""
+"""exportkit.h on a GPU: requests whose memory lies here and there, refused values, and streams of threads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from tests.artifacts import artifact
 from tests.runtime import c_interface
-from tests.runtime.c_interface import CPU, CUDA, CUDA_GRAPHS, CUDA_HOST, HOST_TENSORS, OWN_STREAM, Refused, view
-from tests.runtime.c_requests import Ask, Gathered, codes, run_requests, try_rows
+from tests.runtime.c_interface import CPU, CUDA, CUDA_GRAPHS, CUDA_HOST, HOST_TENSORS, OWN_STREAM, view
+from tests.runtime.c_requests import Ask, Gathered, codes, run_requests
 from tests.runtime.c_structures import Device, Piece, Request
 from tests.runtime.threads import together
 
@@ -128,24 +128,3 @@ def test_memory_that_is_not_where_it_is_said_to_be_fails_its_request(words):
     given = ids(2)
     results = run_requests(words, [Misplaced([given]), Ask([given])], 0)
     assert codes(results) == [INPUT, 0]
-
-
-def test_rows_of_sessions_run_together_and_each_has_the_state_of_its_own_calls(c_library, flags):
-    with c_library.open(artifact("diary-cuda"), device=b"cuda:0", flags=flags, runners=2) as model:
-        most, reason = try_rows(model, 32)
-        assert (most, reason) == (32, None)
-        sessions = [model.session(batch=rows) for rows in (1, 3, 2)]
-        alone = [session.fork() for session in sessions]
-        for number in range(6):
-            inputs = [[np.full(rows, number), np.random.rand(rows, 8).astype(np.float32)] for rows in (1, 3, 2)]
-            if number == 4:
-                inputs[1][0][2] = 99
-            asks = [Ask(each, (), session.handle) for each, session in zip(inputs, sessions)]
-            results = run_requests(model, asks, most, flags=number % 2 and OWN_STREAM)  # one stream after the other
-            assert codes(results) == [0, {4: REFUSED_VALUE, 5: BROKEN}.get(number, 0), 0]
-            for each, session, result in zip(inputs, alone, results):
-                if isinstance(result, Refused):
-                    continue
-                wanted = session.run("forward", *map(view, each), flags=HOST_TENSORS)
-                for one, other in zip(result, wanted, strict=True):
-                    np.testing.assert_allclose(one, np.from_dlpack(other), rtol=1e-5, atol=1e-6)

@@ -16,7 +16,7 @@ import torch
 
 from tests.artifacts import artifact
 from tests.runtime import c_interface, c_structures, counting, stateful
-from tests.runtime.c_interface import Refused, view
+from tests.runtime.c_interface import CUDA_GRAPHS, HOST_TENSORS, OWN_STREAM, Refused, view
 from tests.runtime.c_requests import Ask, Gathered, codes, equal, run_requests, try_rows
 from tests.runtime.stateful import WIDTH, Recorder
 from tests.runtime.threads import together
@@ -271,22 +271,36 @@ def test_state_without_rows_runs_by_itself(recorder):
     assert [int(session.state()["position"]) for session in sessions] == [4] * 3
 
 
-@pytest.mark.slow
-def test_outputs_that_are_state_are_those_of_the_sessions_own_calls(c_library):
-    with c_library.open(artifact("diary")) as model:
+ON_GPU = {"device": b"cuda:0", "runners": 2}
+
+
+@pytest.mark.parametrize(
+    ("package", "options"),
+    [
+        pytest.param("diary", {}, marks=pytest.mark.slow),
+        pytest.param("diary-cuda", ON_GPU, marks=pytest.mark.cuda),
+        pytest.param("diary-cuda", {**ON_GPU, "flags": CUDA_GRAPHS}, marks=pytest.mark.cuda),
+    ],
+)
+def test_outputs_that_are_state_are_those_of_the_sessions_own_calls(c_library, package, options):
+    with c_library.open(artifact(package), **options) as model:
         assert try_rows(model, 1 << 40) == (32, None)
         sessions = [model.session(batch=rows) for rows in (1, 3, 2)]
         alone = [session.fork() for session in sessions]
-        for number in range(5):
-            words = [np.full(rows, number) for rows in (1, 3, 2)]
-            inputs = [[word, np.random.rand(len(word), 8).astype(np.float32)] for word in words]
-            if number == 3:
+        for number in range(6):
+            inputs = [[np.full(rows, number), np.random.rand(rows, 8).astype(np.float32)] for rows in (1, 3, 2)]
+            if number == 4:
                 inputs[1][0][2] = 99
             asks = [Ask(each, (), session.handle) for each, session in zip(inputs, sessions)]
-            results = run_requests(model, asks, 32)
-            assert codes(results) == [0, {3: REFUSED_VALUE, 4: BROKEN}.get(number, 0), 0]
+            results = run_requests(model, asks, 32, flags=number % 2 and OWN_STREAM)  # one stream after the other
+            assert codes(results) == [0, {4: REFUSED_VALUE, 5: BROKEN}.get(number, 0), 0]
             for each, session, result in zip(inputs, alone, results):
-                assert isinstance(result, Refused) or equal(result, stepped(session, each))
+                if isinstance(result, Refused):
+                    continue
+                wanted = session.run("forward", *map(view, each), flags=HOST_TENSORS)
+                for one, other in zip(result, map(np.from_dlpack, wanted), strict=True):
+                    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+                    assert options or one.tobytes() == other.tobytes()
 
 
 def test_memory_of_the_session_is_no_input(model, sessions):

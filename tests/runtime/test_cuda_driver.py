@@ -15,22 +15,16 @@ from exportkit.package import core
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.runtime.targets import Host, driver_cuda, host_for, pick, survey_package
 from tests.package import c_library, samples
+from tests.package.fat_binaries import MACHINE, PTX, fat_binary
 from tests.runtime import tiny
 from tests.subprocesses import run_interpreter
 
 HOPPER = Host("linux-x86_64", "x86-64-v4", "2.15.0+cu132", "13.2", ((9, 0),), driver="13.2")
 
 
-def fat_binary(ptx: tuple[int, int], architecture: int = 80, content: bytes = b"packed PTX") -> bytes:
-    """A fat binary as nvcc and fatbinary write it, with the machine code of one GPU, and PTX."""
-
-    def entry(kind: int, version: tuple[int, int], body: bytes) -> bytes:
-        numbers = [(kind, 2), (0x101, 2), (64, 4), (len(body), 8), (len(body), 4), (0, 4)]
-        numbers += [(version[1], 2), (version[0], 2), (architecture, 4)]
-        return b"".join(value.to_bytes(size, "little") for value, size in numbers).ljust(64, b"\0") + body
-
-    entries = entry(2, (1, 7), b"\x7fELF") + entry(1, ptx, content)
-    return b"\x50\xed\x55\xba\x01\x00\x10\x00" + len(entries).to_bytes(8, "little") + entries
+def with_ptx(version: tuple[int, int]) -> bytes:
+    """A fat binary with the machine code of one GPU, and PTX of this version."""
+    return fat_binary((MACHINE, 80), (PTX, 80), version=version)
 
 
 def rejection(code: bytes, driver: str) -> str:
@@ -53,7 +47,7 @@ def rejection(code: bytes, driver: str) -> str:
     ],
 )
 def test_a_driver_compiles_the_ptx_of_its_own_cuda_and_older_ones(ptx, driver, needed):
-    said = rejection(b"before" + fat_binary((7, 0)) + fat_binary(ptx) + b"after", driver)
+    said = rejection(b"before" + with_ptx((7, 0)) + with_ptx(ptx) + b"after", driver)
     if needed is None:
         assert said == ""
     else:
@@ -62,7 +56,7 @@ def test_a_driver_compiles_the_ptx_of_its_own_cuda_and_older_ones(ptx, driver, n
 
 
 def test_code_that_is_no_fat_binary_or_a_damaged_one_has_no_ptx():
-    whole = fat_binary((9, 9))
+    whole = with_ptx((9, 9))
     damaged = (whole[:20], whole[:16] + b"\xff" * 64, whole[:4] + whole[5:])
     for code in (b"", b"\x7fELF" * 9, b"\x50\xed\x55\xba", *damaged):
         assert rejection(code, "12.0") == ""
@@ -100,7 +94,7 @@ def package(folder: Path, code: bytes) -> PackageReader:
 
 
 def test_a_target_whose_ptx_the_driver_cannot_compile_is_left_for_another(tmp_path: Path) -> None:
-    with package(tmp_path, fat_binary((9, 2))) as reader:
+    with package(tmp_path, with_ptx((9, 2))) as reader:
         targets = reader.manifest.targets
         assert survey_package(reader, targets, "auto", HOPPER).fitting[0].fit == "ptx"
         old = HOPPER._replace(driver="13.0")

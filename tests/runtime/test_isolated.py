@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import resource
-import shutil
 import threading
 from pathlib import Path
 
@@ -17,15 +16,13 @@ from exportkit.errors import (
     ExportkitError,
     ModelLoadError,
     ModelRunError,
-    SignatureMissingError,
     UsageError,
 )
-from exportkit.package.signing import sign_package
 from exportkit.runtime.isolated import load_isolated
 from tests.fixtures.softpool_library import RAISE
 from tests.package.signers import signer
 from tests.runtime import tiny
-from tests.runtime.isolation import leaves, softpool_call
+from tests.runtime.isolation import softpool_call
 from tests.subprocesses import ROOT, mounted, run_python
 
 
@@ -71,20 +68,9 @@ def test_what_load_refuses_it_refuses_alike(tiny_package, tiny_files, tmp_path):
         {"source": tiny_package, "runners": 0},
         {"source": tiny_package, "verify": "never"},
         {"source": tiny_package, "public_key": tmp_path / "nothing.pem"},
+        {"source": tiny_package, "public_key": signer(tmp_path).public},
     ):
         assert failure(**arguments, isolate=True) == failure(**arguments), arguments
-
-
-def test_a_signature_is_asked_for_in_the_worker(tiny_package, tmp_path):
-    package = Path(shutil.copy(tiny_package, tmp_path / "signed.pt2"))
-    release, stranger = signer(tmp_path), signer(tmp_path, "stranger")
-    sign_package(package, release.key)
-    args, kwargs = tiny.example()
-    with exportkit.load(package, public_key=[stranger.public, release.public], isolate=True) as model:
-        assert leaves(model(*args, **kwargs))
-    asked = {"source": package, "public_key": stranger.public.read_text()}
-    assert failure(**asked, isolate=True) == failure(**asked)
-    assert failure(**asked)[0] is SignatureMissingError
 
 
 def test_an_argument_that_cannot_travel_is_named(tiny_package):

@@ -7,7 +7,6 @@ import gc
 import random
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +16,7 @@ import pytest
 import torch
 
 import exportkit
-from exportkit.errors import HostError, ModelClosedError, ModelRunError, UsageError
+from exportkit.errors import HostError, ModelRunError, UsageError
 from exportkit.libraries import load_library
 from exportkit.package.archive import PackageReader
 from exportkit.runtime import native
@@ -147,18 +146,6 @@ def test_a_failure_in_an_operator_is_an_error_and_the_model_goes_on(meeting_mode
     assert "\n" not in error.value.message  # and no page of C++ frames
     inputs = guests(0)
     assert torch.equal(meeting_model(*inputs)["doubled"], inputs[0] * 2)
-
-
-def test_a_call_that_has_begun_finishes_on_a_model_that_is_closed(meeting_model, pool):
-    inputs = guests(2)
-    call = pool.submit(meeting_model, *inputs)
-    while torch.ops.meeting.waiting() == 0 and not call.done():
-        time.sleep(0.001)
-    meeting_model.close()
-    with pytest.raises(ModelClosedError):
-        meeting_model(*inputs)
-    torch.ops.meeting.meet(inputs[0])
-    assert doubled(call, inputs)
 
 
 def test_a_handle_of_a_closed_model_is_refused(tiny_package, monkeypatch):

@@ -137,14 +137,3 @@ def test_the_first_failing_check_decides():
     assert report(open_question, check(EXAMPLES[0])).exit_code == 21
     assert report(open_question, check(slow)).exit_code == 14  # what is wrong goes before what cannot be judged
     assert report(open_question, check(slow)).wrong > report(open_question).wrong
-
-
-def test_an_eager_model_that_is_not_there_fails_only_where_it_was_asked_for():
-    assert outcomes.EagerUnavailable("no module", required=False).exit_code == 0
-    assert outcomes.EagerUnavailable("no module", required=True).exit_code == 16
-
-
-def test_a_crash_names_the_signal_and_what_it_often_means():
-    said = outcomes.Crashed(4, None, "loading", "").message
-    assert "SIGILL (signal 4), an instruction this CPU does not have, while loading" in said
-    assert "signal 77" in outcomes.Crashed(77, None, "loading", "").message

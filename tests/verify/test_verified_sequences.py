@@ -12,11 +12,9 @@ import pytest
 from exportkit.child.messages import Failed
 from exportkit.cli import main
 from exportkit.errors import UsageError
-from exportkit.package.archive import PackageReader
 from exportkit.reference_model import ReferenceModel
 from exportkit.verify.bisecting import bisect_artifact
 from exportkit.verify.commands import CallModel
-from exportkit.verify.eager_plan import plan_eager
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import CallFailed, Crashed, Match, Mismatch
 from exportkit.verify.verify import verify
@@ -92,15 +90,6 @@ def test_a_call_with_state_is_repeated_from_the_state_before_it(program: Path, t
     alone = VerifyOptions(against="cases")
     with pytest.raises(UsageError, match="there is no graph to cut: the artifact names its model"):
         bisect_artifact(path, verify(path, alone), alone)
-
-
-def test_plans_have_a_name_where_there_is_more_than_one(program: Path) -> None:
-    with PackageReader(program) as reader:
-        plans = plan_eager(reader.manifest, VerifyOptions(shapes=2))
-    assert [(plan.method, plan.name, len(plan.sizes.sizes)) for plan in plans] == [
-        (None, "a session", 2),
-        ("similar", "similar", 2),
-    ]
 
 
 def test_a_call_that_fails_or_crashes_says_which_one_of_the_sequence(program: Path) -> None:
