@@ -22,7 +22,6 @@ from exportkit.package.manifest import Dimension, Manifest, Size
 from exportkit.package.structure import flatten, unflatten
 from tests.artifacts import artifact, packaged
 from tests.export.function_models import spec_of
-from tests.fixtures import stock_loader
 from tests.subprocesses import run_python
 
 MODELS = str(Path(__file__).with_name("export_models.py"))
@@ -339,10 +338,22 @@ print(len(model.cases))
     assert int(run_python(code, package, device, cwd=tmp_path)) > 0
 
 
-@pytest.mark.slow
-def test_it_loads_in_cpp(package: Path, device: torch.device):
+def test_torchs_own_loader_takes_it_where_there_is_no_exportkit(package: Path, device: torch.device, tmp_path: Path):
+    code = """
+import sys, torch
+package, target, device = sys.argv[1:]
+loader = torch._C._aoti.AOTIModelPackageLoader(package, target, False, 1, -1 if device == "cpu" else 0)
+for batch in (1, 16):
+    x, bias = torch.randn(2, batch, 7, 40, device=device)
+    softmax, quantized, _, columns = loader.run([x, bias])
+    torch.testing.assert_close(softmax, (x + bias).softmax(-1), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(columns, x.mT.softmax(-1), rtol=1e-4, atol=1e-6)
+    assert quantized.dtype is torch.int8 and quantized.abs().amax(-1).eq(127).all()
+assert not [name for name in sys.modules if name.startswith("exportkit.runtime")]
+print("equal")
+"""
     (target,) = manifest_of(package).targets
-    stock_loader.check("Quantize", package, target.name, device.type)
+    assert run_python(code, package, target.name, device.type, cwd=tmp_path) == "equal\n"
 
 
 def test_a_program_of_them_travels_and_is_compiled_elsewhere():
