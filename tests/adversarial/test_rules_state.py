@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +239,59 @@ def test_rule_14_a_case_may_leave_out_the_whole_state(file: Path) -> None:
     write_package(file, stateful_samples.manifest(cases=(manifest.cases[0], sequence)), records)
     with PackageReader(file) as reader:
         assert reader.read_case(1) == save(kept)
+
+
+def header(described: dict[str, Any] | bytes, data: bytes = b"", length: int | None = None) -> bytes:
+    """A safetensors file that says this of its tensors, and may claim another length of what it says."""
+    encoded = described if isinstance(described, bytes) else msgspec.json.encode(described)
+    return struct.pack("<Q", len(encoded) if length is None else length) + encoded + data
+
+
+def tensor(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+def both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    return {"0.input.0": first, "0.output.0": second}
+
+
+IMAGE, SCORES, DATA = tensor("F32", [2, 3], 0, 24), tensor("F32", [2, 1], 24, 32), bytes(32)
+WHOLE = both(IMAGE, SCORES)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0" * 7,
+        header(b""),
+        header(b"{}", length=2**64 - 1),
+        header(b"{}", length=200 << 20),
+        header(b"[" * 100_000),
+        header(b'{"0.input.0":' * 10_000),
+        header(WHOLE, DATA[:-1]),
+        header(both(tensor("F32", [2, 3], 2**63, 2**63 + 24), SCORES), DATA),
+        header(both(IMAGE, tensor("F32", [2, 1], 28, 36)), DATA + bytes(4)),
+        header(both(tensor("F8_E8M0", [2, 12], 0, 24), SCORES), DATA),
+        header(both(tensor("F4", [2, 24], 0, 24), SCORES), DATA),
+        header(both(tensor("I64", [3], 0, 24), SCORES), DATA),
+        header(both(tensor("F32", [1, 6], 0, 24), SCORES), DATA),
+        header(both(tensor("F32", [1] * 5000 + [6], 0, 24), SCORES), DATA),
+        header({"0.input.0": IMAGE, "0.output.1": SCORES}, DATA),
+        header({**WHOLE, "extra": tensor("F32", [0], 32, 32)}, DATA),
+        header({**WHOLE, "0.input.0\0": tensor("F32", [0], 32, 32)}, DATA),
+        header(msgspec.json.encode(WHOLE).replace(b'"0.output.0"', b'"0.input.0"'), DATA),
+        header({**WHOLE, "__metadata__": {"a": {"b": "c"}}}, DATA),
+        b"\x80\x04cos\nsystem\n(S'false'\ntR.",
+        b"PK\x03\x04" + bytes(100),
+    ],
+)
+def test_rule_14_a_file_with_an_absurd_header_is_no_case(file: Path, content: bytes) -> None:
+    wrong = pytest.raises(CaseError, match=samples.CASE)
+    for stored, expected in ((header(WHOLE, DATA), nullcontext()), (content, wrong)):
+        write_package(file, samples.manifest(), {**samples.RECORDS, samples.CASE: stored})
+        with PackageReader(file) as reader, expected:
+            assert reader.read_case(0) == stored
 
 
 def test_rule_14_a_file_that_is_not_safetensors_is_no_case(file: Path) -> None:

@@ -58,10 +58,10 @@ def weights_package(tmp_path: Path) -> Path:
     return package_of(tmp_path / "weights.pt2", {"a": (samples.weight(), SECRET)})
 
 
-def overwrite(package: Path, content: bytes, *, at: bytes = SECRET) -> None:
-    """Puts this in the place of something in a package, and its modification time back."""
+def overwrite(package: Path, content: bytes) -> None:
+    """Puts this in the place of the weight of a package, and its modification time back."""
     before = package.stat()
-    place = package.read_bytes().index(at)
+    place = package.read_bytes().index(SECRET)
     with open(package, "r+b") as file:
         file.seek(place)
         file.write(content)
