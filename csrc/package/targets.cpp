@@ -304,7 +304,7 @@ Survey survey(const std::vector<Target>& targets, const std::vector<Library>& li
   }
   if (found.fitting.empty()) {
     throw Error(errors::kNoTarget, "no target of the package runs here (device " + device + "):" + reasons,
-                "Export for this machine, or request another device.");
+                "Install what the target needs, as said above, or export for this machine.");
   }
   std::stable_sort(found.fitting.begin(), found.fitting.end(), [](const Choice& one, const Choice& other) {
     return preference(*other.target) < preference(*one.target);

@@ -35,9 +35,9 @@ _FRAMES = re.compile(r"^(?:frame #\d+: .*|Exception raised from .*|<omitting pyt
 _READ_LATER = ("EXPORTKIT_", "TMPDIR", "PWD", "OLDPWD", "XDG_CONFIG_HOME")
 
 _SIGNAL_HINTS: Mapping[int, str] = {
-    signal.SIGILL: ", an instruction this CPU does not have,",
-    signal.SIGKILL: ", as the kernel does when memory runs out,",
-    signal.SIGABRT: ", as a failed assertion or a second registration of an operator does,",
+    signal.SIGILL: "this CPU lacks an instruction",
+    signal.SIGKILL: "the kernel does so when memory runs out",
+    signal.SIGABRT: "often a failed assertion",
 }
 
 
@@ -57,10 +57,11 @@ def describe_end(status: int) -> str:
     if status >= 0:
         return f"exited with status {status}"
     try:
-        name = f"{signal.Signals(-status).name} (signal {-status})"
+        name = signal.Signals(-status).name
     except ValueError:
-        name = f"signal {-status}"
-    return f"was killed by {name}{_SIGNAL_HINTS.get(-status, '')}"
+        return f"was killed by signal {-status}"
+    hint = _SIGNAL_HINTS.get(-status)
+    return f"was killed by {name} (signal {-status}{f': {hint}' if hint else ''})"
 
 
 class ChildProcess:

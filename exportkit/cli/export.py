@@ -98,7 +98,7 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     "--apply-suggested-fixes",
     "Where the model does not take every size, change --dynamic to sizes that work, in at most five tries.",
 )
-@flag("--allow-narrowing", "Let --apply-suggested-fixes fix a size or take away an end of its range.")
+@flag("--allow-narrowing", "Let --apply-suggested-fixes make a size constant or shrink its range.")
 @repeatable(
     "--state",
     "PATTERN",
@@ -182,8 +182,7 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
 )
 @flag(
     "--tf32",
-    "Let eager round the factors of float32 products and convolutions to TF32 where cases are recorded. verify then"
-    " lets the package do so too.",
+    "Record the cases with TF32 in float32 products and convolutions. verify then accepts TF32's error.",
 )
 @public_key_options("MODEL (an exported program)")
 @trusted_option("MODEL")

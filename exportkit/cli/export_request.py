@@ -97,6 +97,9 @@ class ExportRequest:
                 "--cpu-isa, --cuda-arch, --inductor-config, --eager-kernel, --embed-weights and --no-cache are for "
                 "--format aoti: other formats are not compiled."
             )
+        other = ".onnx" if self.output_format != "onnx" else ".pt2"
+        if self.output is not None and self.output.suffix == other:
+            raise click.UsageError(f"--format {self.output_format} writes no {other}: give another name with -o.")
         if self.repair and (not compiled or self.draft or self.apply_suggested_fixes):
             raise click.UsageError("--repair is for --format aoti, without --draft and --apply-suggested-fixes.")
 

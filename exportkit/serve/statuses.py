@@ -91,7 +91,7 @@ class NotOfferedError(ServeError, status=501, code="UNIMPLEMENTED", reason="inva
     """A part of the protocol that this server does not offer."""
 
 
-class NotReadyError(ServeError, status=503, code="UNAVAILABLE", reason="draining", retry_after=1):
+class NotReadyError(ServeError, status=503, code="UNAVAILABLE", reason="not_ready", retry_after=1):
     """The server is draining, or the model is not loaded yet."""
 
 

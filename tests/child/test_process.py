@@ -46,7 +46,7 @@ def test_a_kernel_that_starts_no_process_is_a_host_error(monkeypatch: pytest.Mon
     [
         (0, "exited with status 0"),
         (-signal.SIGSEGV, "was killed by SIGSEGV (signal 11)"),
-        (-signal.SIGILL, "was killed by SIGILL (signal 4), an instruction this CPU does not have,"),
+        (-signal.SIGILL, "was killed by SIGILL (signal 4: this CPU lacks an instruction)"),
         (-63, "was killed by signal 63"),
     ],
 )
