@@ -22,6 +22,7 @@ from exportkit.cli.shared_options import (
     seed_option,
 )
 from exportkit.errors import HostError
+from exportkit.libraries import file_sha256
 from exportkit.package.atomic import check_writable, write_whole
 
 if TYPE_CHECKING:
@@ -172,17 +173,22 @@ def _judged(source: OperatorSource, options: CheckOptions, statement_file: Path,
     with progress() as step:
         step("hashing the kernel's files")
         files = candidate.files_of(source, options)
+        digests = {file.name: file_sha256(file) for file in files}
     seed = options.seed if given else candidate.drawn_seed()
     options = msgspec.structs.replace(options, seed=seed, operators=tuple(options.references))
     found = _checked(source, options, as_json)
     with progress() as step:
         found, trials = candidate.judged(source, options, found, step)
-    if files != candidate.files_of(source, options):
-        raise HostError(
-            "the kernel's files changed while they were judged", hint="Build them, and then run this again."
-        )
-    written = candidate.statement(files, options, found, trials, drawn=not given)
+    if digests != {file.name: file_sha256(file) for file in files}:
+        hint = "Build them, and then run this again."
+        raise HostError("the kernel's files changed while they were judged", hint=hint)
+    written = candidate.statement(digests, options, found, trials, drawn=not given)
     write_whole(statement_file, json.dumps(written, indent=2).encode() + b"\n")
+    if not as_json:
+        for operator, trial in trials.items():
+            click.echo(f"{printable(operator)}: judged, {trial.compared} of {trial.calls} answers compared")
+            for finding in trial.findings:
+                _print_finding(finding)
     return found
 
 

@@ -14,7 +14,8 @@ import contextlib
 import datetime
 import secrets
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -110,20 +111,21 @@ class Judged(Message, frozen=True):
     compared: int
 
 
-class Trial(Message, frozen=True):
+@dataclass(frozen=True)
+class Trial:
     """What came of a kernel before its judge.
 
     Attributes:
-        operator: Its name.
         calls: How many calls were drawn.
         compared: How many of their answers were compared. The kernel refused the others.
         dispatched: The operators that it called.
+        findings: What was found.
     """
 
-    operator: str
     calls: int
     compared: int
     dispatched: tuple[str, ...]
+    findings: tuple[Finding, ...]
 
 
 def drawn_seed() -> int:
@@ -131,30 +133,34 @@ def drawn_seed() -> int:
     return secrets.randbits(31)
 
 
-def _asked(child: ChildClient, command: Message, answer: type[M]) -> M:
-    got = child.ask(command, answer)
+def _asked(child: ChildClient, command: Message, answer: type[M], timeout: float | None = None) -> M:
+    got = child.ask(command, answer, timeout=timeout)
     if isinstance(got, Failed):
         raise got.exception()
     return got
 
 
-def files_of(source: OperatorSource, options: CheckOptions) -> dict[str, str]:
-    """Returns the sha256 of each file that holds the kernels, by its path.
+def files_of(source: OperatorSource, options: CheckOptions) -> tuple[Path, ...]:
+    """Returns the files that hold the kernels.
 
     Raises:
         ExportkitError: They cannot be loaded.
     """
     with ChildClient("exportkit.operators.tools.candidate_worker", search_path="caller") as child:
         try:
-            files = _asked(child, LoadCandidate(source, options.libraries), CandidateLoaded).files
+            return tuple(map(Path, _asked(child, LoadCandidate(source, options.libraries), CandidateLoaded).files))
         except ChildEndedError:
-            files = (source.text,)  # `ops check` says what happened
-    return {file: file_sha256(Path(file)) for file in files}
+            return (Path(source.text),)  # `ops check` says what happened
+
+
+def given_for(operator: str, given: Mapping[str, str]) -> str | None:
+    """Returns what the user gave for an operator, whose namespace may be left out."""
+    return given.get(operator, given.get(operator.partition("::")[2]))
 
 
 def judged(
     source: OperatorSource, options: CheckOptions, found: Sequence[Checked], progress: Progress
-) -> tuple[list[Checked], list[Trial]]:
+) -> tuple[list[Checked], dict[str, Trial]]:
     """Holds the answers of kernels against their references, in two processes.
 
     Args:
@@ -164,71 +170,82 @@ def judged(
         progress: Told before each operator.
 
     Returns:
-        The same with what the judge found, and the trials.
+        The same with what the judge found, and the trials by operator.
     """
-    checked, trials = [], []
+    checked, trials = [], {}
     for each in found:
-        progress(f"judging {each.report.operator}")
-        findings, trial = _judge(source, options, each)
-        checked.append(replace(each, report=replace(each.report, findings=(*each.report.findings, *findings))))
-        trials += trial
+        operator = each.report.operator
+        progress(f"judging {operator}")
+        trials[operator] = _judge(source, options, each)
+        findings = (*each.report.findings, *trials[operator].findings)
+        checked.append(replace(each, report=replace(each.report, findings=findings)))
     return checked, trials
 
 
-def _judge(source: OperatorSource, options: CheckOptions, checked: Checked) -> tuple[tuple[Finding, ...], list[Trial]]:
-    operator = checked.report.operator
+def _judge(source: OperatorSource, options: CheckOptions, checked: Checked) -> Trial:
+    operator, reference = checked.report.operator, given_for(checked.report.operator, options.references)
+    assert reference is not None
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="exportkit-judge-"))
         judge = stack.enter_context(ChildClient("exportkit.operators.tools.judge_worker", search_path="caller"))
         kernel = stack.enter_context(ChildClient("exportkit.operators.tools.candidate_worker", search_path="caller"))
-        draw = DrawCalls(
-            operator, checked.report.schema, options.references[operator], options.calls.get(operator), options, folder
-        )
+        more = given_for(operator, options.calls)
+        draw = DrawCalls(operator, checked.report.schema, reference, more, options, folder)
         calls = _asked(judge, draw, CallsDrawn).calls
         try:
             _asked(kernel, LoadCandidate(source, options.libraries), CandidateLoaded)
-            made = _asked(kernel, MakeCalls(operator, calls, folder), CallsMade)
-        except ChildEndedError as error:
-            message = f"The process of the kernel {describe_end(error.status)} at calls that the reference takes."
-            return (Finding("judged-values", Severity.broken, message),), []
+            seconds = float(options.timeout * max(len(calls), 1))
+            made = _asked(kernel, MakeCalls(operator, calls, folder), CallsMade, seconds)
+        except (ChildEndedError, TimeoutError) as error:
+            how = describe_end(error.status) if isinstance(error, ChildEndedError) else "did not answer in time"
+            return Trial(len(calls), 0, (), (_wrong(f"The process of the kernel {how}."),))
         answer = _asked(judge, JudgeAnswers(made.dispatched), Judged)
         findings = answer.findings
         if not answer.compared:
             said = next(iter(made.refused.values()), "there was none")
-            message = f"The kernel refuses each call that the reference takes: {said}."
-            findings = (*findings, Finding("judged-values", Severity.broken, message, hint="Give --calls."))
-        return findings, [Trial(operator, len(calls), answer.compared, made.dispatched)]
+            findings += (_wrong(f"The kernel refuses each call that the reference takes: {said}."),)
+        return Trial(len(calls), answer.compared, made.dispatched, findings)
+
+
+def _wrong(message: str) -> Finding:
+    return Finding("judged-values", Severity.broken, message, hint="Give calls that both take: --calls.")
 
 
 def statement(
-    files: dict[str, str], options: CheckOptions, found: Sequence[Checked], trials: Sequence[Trial], *, drawn: bool
+    digests: Mapping[str, str],
+    options: CheckOptions,
+    found: Sequence[Checked],
+    trials: Mapping[str, Trial],
+    *,
+    drawn: bool,
 ) -> dict[str, Any]:
     """Returns the in-toto statement about kernels.
 
     Args:
-        files: The sha256 of each file, by its path.
+        digests: The sha256 of each file, by its name.
         options: How they were checked.
         found: What was found.
-        trials: The trials.
+        trials: The trials, by operator.
         drawn: Whether the seed was drawn after the files were hashed.
     """
-    by_name = {trial.operator: msgspec.to_builtins(trial) for trial in trials}
-    operators = [
-        {
-            "operator": each.report.operator,
-            "schema": each.report.schema,
-            "passed": list(each.report.passed),
-            "findings": [msgspec.to_builtins(finding) for finding in each.report.findings],
-            "not_checked": each.not_checked,
-            "never_tried": list(each.never_tried),
-            "reference_sha256": _reference_digest(options.references[each.report.operator]),
-            "judged": {k: v for k, v in by_name.get(each.report.operator, {}).items() if k not in ("type", "operator")},
-        }
-        for each in found
-    ]
+    operators = []
+    for each in found:
+        trial, name = trials[each.report.operator], each.report.operator
+        operators.append(
+            {
+                "operator": name,
+                "schema": each.report.schema,
+                "passed": list(each.report.passed),
+                "findings": [msgspec.to_builtins(finding) for finding in each.report.findings],
+                "not_checked": each.not_checked,
+                "never_tried": list(each.never_tried),
+                "reference_sha256": _reference_digest(given_for(name, options.references) or ""),
+                "judged": {"calls": trial.calls, "compared": trial.compared, "dispatched": list(trial.dispatched)},
+            }
+        )
     return {
         "_type": STATEMENT,
-        "subject": [{"name": Path(file).name, "digest": {"sha256": digest}} for file, digest in files.items()],
+        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in digests.items()],
         "predicateType": PREDICATE,
         "predicate": {
             "ok": not any(each.broken or each.not_checked for each in found),
