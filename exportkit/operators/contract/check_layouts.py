@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -12,13 +12,14 @@ from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.fake_kernel import depends_on_values, fake_outputs
 from exportkit.operators.contract.findings import Severity
-from exportkit.operators.contract.memory_layouts import EXPANDED, SPACED, STRIDED, MemoryLayout
+from exportkit.operators.contract.memory_layouts import EXPANDED, SPACED, STRIDED, UNALIGNED, MemoryLayout
 from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
 from exportkit.operators.contract.resizing import resized, sizes_of
 from exportkit.operators.contract.sample import Sample, tensors
 
 _LARGE = 4096
+_SMALL = 40  # elements of a call that is tried at each offset from an aligned address
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class _LaidOut:
         return Problem(message, severity=severity, layout=self.layout, number=self.number)
 
 
-def _laid_out(trial: Trial, call: Sample) -> Iterator[_LaidOut]:
+def _laid_out(trial: Trial, call: Sample, layouts: Sequence[MemoryLayout] = STRIDED) -> Iterator[_LaidOut]:
     """Yields the call in each layout that changes it, and with each tensor alone in another layout than the rest."""
-    for layout in STRIDED:
+    for layout in layouts:
         if layout is EXPANDED and trial.subject.is_mutable:
             continue  # elements that share memory cannot be written to
         own = call.copied()  # for each call, because the operator may write to its arguments
@@ -66,7 +67,7 @@ def strides(trial: Trial, call: Sample) -> Problem | None:
     """The answer depends on values, not on where they lie. An operator without a SPEC may refuse strides."""
     trial.answer(call)
     refusals, answered = [], False
-    for laid in _laid_out(trial, call):
+    for laid in _laid_out(trial, call, (*STRIDED, *UNALIGNED) if call.elements <= _SMALL else STRIDED):
         # Expanding changes values, the other layouts do not.
         try:
             if laid.layout is EXPANDED:

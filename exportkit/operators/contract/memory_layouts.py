@@ -71,9 +71,11 @@ def _expanded_code(code: str, tensor: Tensor) -> str:
     return f"{code}[:1].expand({tuple(tensor.shape)})" if tensor.dim() and tensor.shape[0] > 1 else code
 
 
-def _framed(tensor: Tensor) -> Tensor:
+def framed(tensor: Tensor, value: float = 1) -> Tensor:
+    """Returns the values with others before and after them; integers, which may point somewhere, have 0 or 1 there."""
     flat = tensor.contiguous().flatten()
-    return pad(flat, (_FRAME, _FRAME), value=1)[_FRAME : _FRAME + flat.numel()].view(tensor.shape)
+    value = value if tensor.is_floating_point() else value <= 1
+    return pad(flat, (_FRAME, _FRAME), value=value)[_FRAME : _FRAME + flat.numel()].view(tensor.shape)
 
 
 def _framed_code(code: str, tensor: Tensor) -> str:
@@ -82,21 +84,27 @@ def _framed_code(code: str, tensor: Tensor) -> str:
     return f"{framed}[{_FRAME}:{_FRAME + size}].view({tuple(tensor.shape)})"
 
 
-def _unaligned(tensor: Tensor) -> Tensor:
-    return pad(tensor.contiguous().flatten(), (1, 0), value=1)[1:].view(tensor.shape)
+def _unaligned(before: int) -> MemoryLayout:
+    """Contiguous memory that begins so many elements after an aligned address."""
 
+    def apply(tensor: Tensor) -> Tensor:
+        return pad(tensor.contiguous().flatten(), (before, 0), value=1)[before:].view(tensor.shape)
 
-def _unaligned_code(code: str, tensor: Tensor) -> str:
-    return f"torch.nn.functional.pad({code}.flatten(), (1, 0), value=1)[1:].view({tuple(tensor.shape)})"
+    def code(code: str, tensor: Tensor) -> str:
+        padded = f"torch.nn.functional.pad({code}.flatten(), ({before}, 0), value=1)"
+        return f"{padded}[{before}:].view({tuple(tensor.shape)})"
+
+    elements = "one element" if before == 1 else f"{before} elements"
+    return MemoryLayout(f"memory that begins {elements} after an aligned address", apply, code)
 
 
 PLAIN = MemoryLayout("as it is", lambda t: t, lambda code, _: code)
 SPACED = MemoryLayout("gaps between elements", _spaced, _spaced_code)
 EXPANDED = MemoryLayout("stride 0 in the first dimension", _expanded, _expanded_code)
-FRAMED = MemoryLayout("other elements before and after", _framed, _framed_code)
-UNALIGNED = MemoryLayout("memory that begins one element after an aligned address", _unaligned, _unaligned_code)
+FRAMED = MemoryLayout("other elements before and after", framed, _framed_code)
+UNALIGNED = tuple(_unaligned(before) for before in range(1, 16))
 REVERSED = MemoryLayout("the first dimension innermost", _reversed, _reversed_code)
 CHANNELS_LAST = MemoryLayout("the channels innermost", _channels_last, _channels_last_code)
 
-STRIDED = (SPACED, REVERSED, CHANNELS_LAST, EXPANDED, FRAMED, UNALIGNED)
+STRIDED = (SPACED, REVERSED, CHANNELS_LAST, EXPANDED, FRAMED, UNALIGNED[0])
 """Each layout in which memory is not what a kernel may expect."""
