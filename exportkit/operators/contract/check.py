@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from exportkit.errors import UsageError
 from exportkit.operators.contract.call_code import WrittenCall, ways_to_write
@@ -17,7 +19,7 @@ from exportkit.operators.contract.findings import Finding, OperatorReport
 from exportkit.operators.contract.operator_spec import OpSpec
 from exportkit.operators.contract.operator_trial import NotApplicable, Subject, Trial, first_line, is_out_of_memory
 from exportkit.operators.contract.resizing import neighbours, smaller
-from exportkit.operators.contract.sample import Sample
+from exportkit.operators.contract.sample import Sample, tensors, upcast
 from exportkit.schema_text import schema_text
 
 Progress = Callable[[str, Sample | None], None]
@@ -28,6 +30,9 @@ _SMALLER = 200
 
 _FEW = 2
 """How many calls are tried in a dtype that is not the first, where a check tries only some."""
+
+_FEW_ELEMENTS = 100
+"""Elements of a call that is tried in float64, though nobody gave it so."""
 
 _NEIGHBOURS_OF = 3
 """How many of the calls are tried at other sizes."""
@@ -105,6 +110,8 @@ def _run(check: ContractCheck, trial: Trial, progress: Progress) -> Finding | st
     reasons: list[str] = []
     tried = 0
     calls = chosen(check, trial.subject.calls)
+    if check.dtypes == "float64" and trial.subject.spec is None:
+        calls += _with_other_options(trial, calls)
     if check.other_sizes:
         calls += _other_calls(trial, progress)
     for call in calls:
@@ -122,6 +129,24 @@ def _run(check: ContractCheck, trial: Trial, progress: Progress) -> Finding | st
     if tried:
         return None
     return reasons[0] if reasons else f"no call has a {check.dtypes} dtype"
+
+
+def _with_other_options(trial: Trial, calls: Sequence[Sample]) -> list[Sample]:
+    """Returns small calls whose numbers and flags those in float64 do not have: in float64 if the operator takes it."""
+
+    def form(call: Sample) -> str:
+        return str([v is None if isinstance(v, Tensor) else v for v in trial.bound(call).values() if not tensors(v)])
+
+    def wide(call: Sample) -> Sample:
+        with contextlib.suppress(NotApplicable):
+            trial.answer(other := upcast(call))
+            return other
+        return call
+
+    seen = {form(call) for call in calls}
+    given = [call for call in trial.subject.calls if 0 < call.elements <= _FEW_ELEMENTS and call.floating_dtype]
+    new = {form(call): call for call in reversed(given) if form(call) not in seen}
+    return [trial.remembered("wide", call, functools.partial(wide, call)) for call in new.values()]
 
 
 def chosen(check: ContractCheck, calls: Sequence[Sample]) -> list[Sample]:

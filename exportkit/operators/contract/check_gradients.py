@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
-from exportkit.operators.contract.check_values import reference_of, tolerance, upcast
+from exportkit.operators.contract.check_values import reference_of, tolerance
 from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.derivatives import Differentiable, differentiable
 from exportkit.operators.contract.differences import difference, shortened
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.memory_layouts import EXPANDED, REVERSED, SPACED
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
-from exportkit.operators.contract.sample import Sample, tensors
+from exportkit.operators.contract.sample import Sample, tensors, upcast
 
 _GRADCHECK_ELEMENTS = 600
 """gradcheck calls the operator twice for each element."""
@@ -38,11 +39,13 @@ def small_enough(call: Differentiable) -> bool:
     unless=("opcheck-autograd", "determinism", "mutation", "aliasing"),
 )
 def gradcheck(trial: Trial, call: Sample) -> Problem | None:
-    """Gradients equal numeric derivatives in float64."""
+    """Gradients equal numeric derivatives in float64, or in float32 where there is no float64."""
     trial.answer(call)
     own = differentiable(trial, call)
     if not small_enough(own):
         raise NotApplicable("the call is too large for numeric derivatives")
+    if call.floating_dtype != torch.float64:
+        return _gradcheck_in_float32(trial, call, own)
     try:
         torch.autograd.gradcheck(own.function, own.inputs, eps=1e-6, atol=1e-5, rtol=1e-4)
     except GradcheckError as error:
@@ -50,6 +53,25 @@ def gradcheck(trial: Trial, call: Sample) -> Problem | None:
             f"Gradients must equal numeric derivatives in float64, but {shortened(str(error))}.", shown=_SHOWN
         )
     return None
+
+
+def _gradcheck_in_float32(trial: Trial, call: Sample, own: Differentiable) -> Problem | None:
+    """Says what is wrong at each of some points and steps: at a kink, a difference is no derivative."""
+
+    def single(*values: Tensor) -> list[Tensor]:
+        return [o.double() for o in own.function(*(v.float() for v in values))]
+
+    for factor, step in itertools.product((1.0, 0.77, 1.31), (1e-2, 2.5e-3)):
+        inputs = [(t.detach().double() * factor).requires_grad_() for t in own.inputs]
+        near = single(*(t * (1 + torch.finfo(torch.float32).eps * torch.randn_like(t)) for t in inputs))
+        noise = max(float((a - b).abs().nan_to_num(0.0).max()) for a, b in zip(near, single(*inputs)))
+        try:
+            torch.autograd.gradcheck(single, inputs, eps=step, atol=1e-5 + 20 * noise / step, rtol=0.03)
+        except GradcheckError as error:
+            said = shortened(str(error))
+            continue
+        return None
+    return Problem(f"Gradients must equal numeric derivatives, in float32 far from noise, but {said}.", shown=_BACKWARD)
 
 
 @ContractCheck(
@@ -203,6 +225,8 @@ def gradient_alone(trial: Trial, call: Sample) -> Problem | None:
 def second_derivative(trial: Trial, call: Sample) -> Problem | None:
     """Second derivatives are true, or asking for one is an error. A SPEC says which."""
     trial.answer(call)
+    if call.floating_dtype != torch.float64:
+        raise NotApplicable("it takes no float64")
     own = differentiable(trial, call)
     if not small_enough(own) or sum(t.numel() for t in own.inputs) > _GRADCHECK_ELEMENTS // 4:
         raise NotApplicable("the call is too large for numeric derivatives")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +16,8 @@ from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, is_out_of_memory
-from exportkit.operators.contract.sample import Sample
+from exportkit.operators.contract.resizing import resized
+from exportkit.operators.contract.sample import Sample, upcast
 
 
 def reference_of(trial: Trial) -> Callable[..., Any]:
@@ -31,11 +34,6 @@ def reference_of(trial: Trial) -> Callable[..., Any]:
 def tolerance(trial: Trial, dtype: torch.dtype) -> tuple[float, float]:
     """Returns (rtol, atol) of the kernel against the reference: the SPEC's, or the default ones."""
     return trial.subject.spec.tolerance(dtype) if trial.subject.spec else DEFAULT_TOLERANCES.get(dtype, (0.0, 0.0))
-
-
-def upcast(call: Sample) -> Sample:
-    """Returns the call with every floating tensor in float64."""
-    return call.with_tensors(lambda t: t.double() if t.is_floating_point() else t)
 
 
 _RUNS = 3
@@ -64,14 +62,43 @@ def runs(trial: Trial, call: Sample) -> Problem | None:
 def determinism(trial: Trial, call: Sample) -> Problem | None:
     """The same call has the same answer, bit for bit."""
     first = trial.answer(call)
-    for _ in range((_RUNS if call.elements <= _LARGE else _LARGE_RUNS) - 1):
-        if found := first_difference(trial.fresh_answer(call), first):
+    for run in range(1, _RUNS if call.elements <= _LARGE else _LARGE_RUNS):
+        with filled_memory() if run == 1 else contextlib.nullcontext():
+            again = trial.fresh_answer(call)
+        if found := first_difference(again, first):
             index, text = found
             return Problem(
                 f"The same call must have the same answer, bit for bit, but in output {index} {text}.",
                 shown="first, second = {op}(*args), {op}(*args)",
             )
-    return None
+    return _found_by_address(trial, call) if call.elements <= _LARGE and trial.subject.spec is None else None
+
+
+def _found_by_address(trial: Trial, call: Sample) -> Problem | None:
+    """Says so if other values in the memory of an earlier call do not have the answer that they have elsewhere."""
+    own = call.copied()
+    trial.run(own)
+    for tensor in own.tensors:
+        tensor.copy_(tensor * 0.75 if tensor.is_floating_point() else tensor)
+    expected = trial.varied_answer(own, "other values")
+    if trial.subject.is_mutable or not (found := first_difference(trial.used_up(own), expected)):
+        return None
+    text = f"in output {found[0]} {found[1]} (there, and in new memory)"
+    return Problem(f"Other values in the memory of an earlier call must have their own answer, but {text}.")
+
+
+_M_PERTURB = -6
+
+
+@contextlib.contextmanager
+def filled_memory() -> Iterator[None]:
+    """Lets the C library fill new memory with bytes that are no usual number: what nobody wrote shows. glibc can."""
+    fill = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
+    fill(_M_PERTURB, 0x80)  # memory is filled with its complement: 0x7f7f is NaN in float16, and 3e38 in float32
+    try:
+        yield
+    finally:
+        fill(_M_PERTURB, 0)
 
 
 _HINT = "Look at the smallest call: correct the kernel, or the reference."
@@ -99,6 +126,109 @@ def _compared(trial: Trial, actual: list[Tensor], expected: list[Tensor], what: 
         rtol, atol = tolerance(trial, e.dtype)
         if found := first_difference([a], [e], rtol, atol):
             return Problem(f"Output {index} must equal {what} (rtol {rtol:g}, atol {atol:g}), but {found[1]}.")
+    return None
+
+
+# --- the kernel in float64 --------------------------------------------------------------------------------------------
+
+_FAR = 8.0
+_ROW = 4099
+_SMALL = 40  # elements of a call that is tried with long rows
+_RANGES = (("", 1.0, 0.0), (" times 64", 64.0, 0.0), (" plus 64", 1.0, 64.0))
+
+
+@ContractCheck(
+    "own-float64",
+    "Look at what differs between the dtypes: the vector width and the tail, the type of sums, and casts. And at "
+    "functions that overflow or cancel.",
+    order=31,
+    dtypes="some",
+    most=10,
+    unless=("determinism", "reference"),
+)
+def equals_itself_in_float64(trial: Trial, call: Sample) -> Problem | None:
+    """Without a reference, the kernel computes in each dtype what it computes in float64, but for rounding."""
+    if trial.subject.reference is not None or trial.subject.spec is not None or call.floating_dtype is None:
+        raise NotApplicable("there is a reference or a SPEC, or nothing is floating")
+    trial.answer(call)
+    variants = [(call, call.floating_dtype, name, factor, more) for name, factor, more in _RANGES]
+    if call.floating_dtype != torch.float32 or call.elements > _LARGE:
+        del variants[1:]
+    elif (long := _long(trial, call)) is not None:  # a sum of many numbers shows in 16 bits how it is taken
+        variants += [(long, dtype, f" in rows of {_ROW}", 1.0, 0.0) for dtype in (torch.bfloat16, torch.float16)]
+    for own, dtype, name, factor, more in variants:
+        found = None
+        for close in (1.0, 0.77, 1.31):  # a decision that rounding turns shows at one of them, and a fault at all
+            if not (found := _farther_than_rounding(trial, _moved(own, dtype, close * factor, more))):
+                break
+        if found:
+            text = f"The kernel must compute in {str(dtype)[6:]} what it does in float64, but {found}"
+            return Problem(f"{text} (its floating arguments{name}).", severity=Severity.doubtful)
+    return None
+
+
+def _long(trial: Trial, call: Sample) -> Sample | None:
+    last = next((t.shape[-1] for t in call.tensors if t.dim()), 0)
+    found = resized(trial.subject, call, {last: _ROW}) if last > 1 and call.elements <= _SMALL else None
+    try:
+        return None if found is None or not trial.fresh_answer(found) else found
+    except Exception:  # it may refuse the size
+        return None
+
+
+def _farther_than_rounding(trial: Trial, call: Sample) -> str | None:
+    """Compares with float64, where inputs that differ by their rounding show what rounding alone may do."""
+    dtype = call.floating_dtype
+    assert dtype is not None
+    try:
+        actual = trial.fresh_answer(call)
+    except Exception:  # it may refuse the dtype, or the values
+        return None
+    if dtype == torch.float64:
+        return _single(call, actual)
+    if (exact := _in_float64(trial, call)) is None:
+        raise NotApplicable("the operator takes no float64")
+    step = torch.finfo(dtype).eps
+    near = [_in_float64(trial, upcast(call).with_tensors(lambda t: _jittered(t, step))) or exact for _ in range(2)]
+    for index, (a, e) in enumerate(zip(actual, exact)):
+        if a.shape != e.shape or not a.is_floating_point() or not a.numel():
+            continue
+        finite = e.to(a.dtype).isfinite()
+        error = (a.double() - e).abs().masked_fill(~finite, 0.0).nan_to_num(math.inf)
+        others = [n[index] for n in near if n[index].shape == e.shape]
+        noise = max((float((other - e).abs().nan_to_num(0.0).max()) for other in others), default=0.0)
+        allowed = _FAR * (noise + max(step, torch.finfo(a.dtype).eps) * float(e.abs().masked_fill(~finite, 0.0).max()))
+        if float(error.max()) > allowed:
+            at = error.flatten().argmax()
+            return f"in output {index}, one is {a.flatten()[at].item()!r}, and in float64 {e.flatten()[at].item()!r}"
+    return None
+
+
+def _moved(call: Sample, dtype: torch.dtype, factor: float, more: float) -> Sample:
+    """Returns the call at other numbers, and with those of its main dtype in another."""
+
+    def moved(t: Tensor) -> Tensor:
+        return (t * factor + more).to(dtype if t.dtype == call.floating_dtype else t.dtype)
+
+    return call.with_tensors(lambda t: moved(t) if t.is_floating_point() else t)
+
+
+def _jittered(tensor: Tensor, step: float) -> Tensor:
+    return tensor * (1 + step * (2 * torch.rand_like(tensor) - 1)) if tensor.is_floating_point() else tensor
+
+
+def _single(call: Sample, answers: list[Tensor]) -> str | None:
+    """Says so if float64 outputs have the digits of float32, as if computed in it."""
+
+    def fits(values: Tensor, dtype: torch.dtype) -> bool:
+        return bool((values.to(dtype).double() == values).all())
+
+    if any(fits(t, torch.float32) for t in call.tensors if t.is_floating_point()):
+        return None
+    for index, a in enumerate(answers):
+        whole = fits(a, torch.bfloat16) or fits(a, torch.float16)  # as a sign, or what is rounded on purpose
+        if a.dtype == torch.float64 and a.numel() > 3 and fits(a, torch.float32) and not whole:
+            return f"all of output {index} are float32's numbers"
     return None
 
 

@@ -95,7 +95,8 @@ def _tried(trial: Trial, call: Sample) -> tuple[str, ...]:
     if not outputs:
         raise NotApplicable("no output has a gradient")
     try:
-        grads = torch.autograd.grad([o.sum() for o in outputs], list(leaves.values()), allow_unused=True)
+        ones = [torch.ones_like(o, memory_format=torch.contiguous_format) for o in outputs]
+        grads = torch.autograd.grad(outputs, list(leaves.values()), ones, allow_unused=True)
     except RuntimeError as error:
         raise NotApplicable(f"it has no gradient: {first_line(error)}") from None
     if names := tuple(n for n, g in zip(leaves, grads) if g is not None):

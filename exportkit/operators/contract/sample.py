@@ -58,3 +58,8 @@ class Sample:
     def copied(self) -> Sample:
         """Returns the call on copies, so that an operator that writes to an argument cannot change the next call."""
         return self.with_tensors(lambda t: t.detach().clone(memory_format=torch.preserve_format))
+
+
+def upcast(call: Sample) -> Sample:
+    """Returns the call with every floating tensor in float64."""
+    return call.with_tensors(lambda t: t.double() if t.is_floating_point() else t)
