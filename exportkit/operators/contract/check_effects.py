@@ -128,7 +128,7 @@ def declared_mutation(trial: Trial) -> Problem | None:
     dtypes="some",
 )
 def aliasing(trial: Trial, call: Sample) -> Problem | None:
-    """An output shares no memory with an input or another output, unless the schema says so."""
+    """An output shares no memory with an input or another output, of any call, unless the schema says so."""
     trial.answer(call)
     own = call.copied()
     returned = trial.run(own, trial.subject.overload)
@@ -136,6 +136,8 @@ def aliasing(trial: Trial, call: Sample) -> Problem | None:
     declared = [r.alias_info is not None for r in trial.subject.overload._schema.returns]
     outputs = [t for value, alias in zip(returned, declared) if not alias for t in tensors(value)]
     others = [(f"the argument {name}", t) for name, value in trial.bound(own).items() for t in tensors(value)]
+    if not trial.subject.is_mutable:
+        others += [("the output of an earlier call", t) for t in trial.outputs(call)]
     for index, output in enumerate(outputs):
         for what, other in others:
             if _share(output, other):

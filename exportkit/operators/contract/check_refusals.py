@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,10 +11,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from exportkit.operators.contract.definition import ContractCheck, Problem
+from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.fake_kernel import fake_outputs
 from exportkit.operators.contract.findings import Severity
+from exportkit.operators.contract.memory_layouts import framed
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
-from exportkit.operators.contract.sample import Sample
+from exportkit.operators.contract.resizing import INTEGERS
+from exportkit.operators.contract.sample import Sample, tensors
 
 
 @ContractCheck("refusals", "Use the same check and the same words in kernel and fake.", order=90, whole=True)
@@ -83,7 +87,11 @@ def refuses_alike(trial: Trial) -> Problem | None:
         except Exception as error:
             by_fake = error
         by_kernel = _refusal(trial, wrong.copied(), trial.subject.overload)
-        if (by_fake is None) == (by_kernel is None):
+        if by_fake is None and by_kernel is None and (problem := _both_take(trial, what, wrong)):
+            if problem.severity is Severity.broken:
+                return problem
+            doubtful = doubtful or problem
+        if (by_fake is None) == (by_kernel is None) or what.startswith(_NUMBER):  # the fake sees no values
             continue
         if by_kernel is None:
             assert by_fake is not None
@@ -99,6 +107,30 @@ def refuses_alike(trial: Trial) -> Problem | None:
             call=wrong,
         )
     return doubtful
+
+
+_NUMBER = "the number"
+
+
+def _both_take(trial: Trial, what: str, call: Sample) -> Problem | None:
+    """Holds a call to what is asked of valid ones: it may be one."""
+    answers = []
+    for around in (1.0, 1.0, 60.0):
+        own = call.with_tensors(functools.partial(framed, value=around))
+        answers.append(tensors(trial.run(own, trial.subject.overload)))
+    one, again, other = answers
+    if not first_difference(one, again) and (found := first_difference(other, one)):
+        return Problem(
+            f"With {what}, kernel and fake take the call, and the answer depends on memory beyond a tensor's elements: "
+            f"in output {found[0]} {found[1]}.",
+            severity=Severity.doubtful if what.startswith(_NUMBER) else Severity.broken,
+            call=call,
+        )
+    for index, (f, r) in enumerate(zip(fake_outputs(trial, call), one)):
+        if f.dtype != r.dtype and what.endswith("alone"):  # else "fake-dtype" has said so
+            text = f"the fake kernel says that output {index} is {f.dtype}, and the kernel returns {r.dtype}"
+            return Problem(f"With {what}, {text}.", severity=Severity.doubtful, call=call)
+    return None
 
 
 @ContractCheck(
@@ -137,5 +169,13 @@ def _wrong_calls(call: Sample) -> Iterator[tuple[str, Sample]]:
                 longer = torch.cat([tensor, tensor.narrow(dim, 0, min(1, tensor.shape[dim]))], dim)
                 if longer.shape != tensor.shape:
                     yield f"one element more in dimension {dim} of {name}", call.with_tensor(number, longer)
+                if tensor.shape[dim] > 1:
+                    one = tensor.narrow(dim, 0, 1)
+                    yield f"a size of 1 in dimension {dim} of {name}", call.with_tensor(number, one)
+        if len(given) > 1 and tensor.dtype in INTEGERS and tensor.numel():
+            beyond = max(size for t in given for size in (*t.shape, 1))
+            far = tensor.clone()
+            far.view(-1)[-1] = beyond
+            yield f"{_NUMBER} {beyond} in {name}", call.with_tensor(number, far)
         if tensor.device.type != "cpu" and len(given) > 1:
             yield f"{name} on the CPU", call.with_tensor(number, tensor.cpu())
