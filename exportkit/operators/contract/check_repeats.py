@@ -8,6 +8,7 @@ import gc
 import resource
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -83,6 +84,13 @@ _THREADS = 4
 _BURST = 40
 _BURSTS = 4
 _THREAD_ELEMENTS = 20_000
+_SHOWN = (
+    "from concurrent.futures import ThreadPoolExecutor\n"
+    "calls = [[a.flip(0) if i % 2 and isinstance(a, torch.Tensor) and a.dim() else a for a in args] "
+    "for i in range(200)]\n"
+    "alone = [{op}(*c) for c in calls]\n"
+    "at_once = list(ThreadPoolExecutor(4).map(lambda c: {op}(*c), calls))"
+)
 
 
 @ContractCheck(
@@ -98,29 +106,28 @@ def threads(trial: Trial, call: Sample) -> Problem | None:
     trial.answer(call)
     if not 0 < call.elements <= _THREAD_ELEMENTS:
         raise NotApplicable("the call is empty, or large")
+    return met_by_others(trial, call)
+
+
+def met_by_others(trial: Trial, call: Sample, seconds: float = 0.0) -> Problem | None:
+    """Compares what threads get, each for its own values, with what they get alone: for seconds, or some times."""
     calls = [_turned(call, shift) for shift in range(_THREADS)]
-    expected = [trial.varied_answer(one, "other values") for one in calls]
-    problems: list[str] = []
+    for one in calls:
+        trial.varied_answer(one, "other values")
+    # In a thread, too: a sum may be taken in as many parts as the thread has threads of its own.
+    expected = [_at_once(trial, [one], 1)[0][0] for one in calls]
+    ends, bursts = time.monotonic() + seconds, _BURSTS if call.elements <= _LARGE else 1
     with _frequent_switches():
-        for _ in range(_BURSTS if call.elements <= _LARGE else 1):
-            for which, answers in enumerate(_at_once(trial, calls)):
-                problems += [_said(answer, expected[which]) for answer in answers if _said(answer, expected[which])]
-            if problems:
-                break
-    if problems:
-        return Problem(
-            f"{_THREADS} threads that call the operator at once, each on its own inputs, must get what they get alone, "
-            f"but {problems[0]}.",
-            shown="from concurrent.futures import ThreadPoolExecutor\n"
-            "calls = [[a.flip(0) if i % 2 and isinstance(a, torch.Tensor) and a.dim() else a for a in args] "
-            "for i in range(200)]\n"
-            "alone = [{op}(*c) for c in calls]\n"
-            "at_once = list(ThreadPoolExecutor(4).map(lambda c: {op}(*c), calls))",
-        )
+        while bursts > 0 if not seconds else time.monotonic() < ends:
+            bursts -= 1
+            for which, answers in enumerate(_at_once(trial, calls, 2 if seconds else _BURST)):
+                if said := next(filter(None, (_said(answer, expected[which]) for answer in answers)), None):
+                    message = f"{_THREADS} threads that call the operator at once, each on its own inputs, must get"
+                    return Problem(f"{message} what they get alone, but {said}.", shown=_SHOWN, call=call)
     return None
 
 
-def _at_once(trial: Trial, calls: list[Sample]) -> list[list[list[Tensor] | Exception]]:
+def _at_once(trial: Trial, calls: list[Sample], burst: int) -> list[list[list[Tensor] | Exception]]:
     """Returns what each thread gets that makes its call again and again."""
     answers: list[list[list[Tensor] | Exception]] = [[] for _ in calls]
     start = threading.Barrier(len(calls))
@@ -132,7 +139,7 @@ def _at_once(trial: Trial, calls: list[Sample]) -> list[list[list[Tensor] | Exce
         except Exception as error:
             answers[which].append(error)
 
-    copies = [[call.copied() if trial.subject.is_mutable else call for _ in range(_BURST)] for call in calls]
+    copies = [[call.copied() if trial.subject.is_mutable else call for _ in range(burst)] for call in calls]
     workers = [threading.Thread(target=work, args=(which,)) for which in range(len(calls))]
     for worker in workers:
         worker.start()
@@ -141,9 +148,11 @@ def _at_once(trial: Trial, calls: list[Sample]) -> list[list[list[Tensor] | Exce
     return answers
 
 
-def _said(answer: list[Tensor] | Exception, expected: list[Tensor]) -> str:
+def _said(answer: list[Tensor] | Exception, expected: list[Tensor] | Exception) -> str:
     if isinstance(answer, Exception):
         return f"a call fails: {first_line(answer)}"
+    if isinstance(expected, Exception):
+        raise expected
     found = first_difference(answer, expected)
     return f"in output {found[0]} {found[1]} (at once, and alone)" if found else ""
 
