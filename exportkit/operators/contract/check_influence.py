@@ -50,7 +50,9 @@ def influence(trial: Trial) -> Problem | None:
 
 def _floating_only(call: Sample) -> bool:
     """Integers and masks choose among elements, and others then do not show."""
-    return all(t.is_floating_point() and t.numel() > 0 and bool(t.isfinite().all()) for t in call.tensors)
+    if not all(t.is_floating_point() and t.element_size() > 1 and t.numel() for t in call.tensors):
+        return False
+    return all(bool(t.isfinite().all()) for t in call.tensors)
 
 
 def _doubt(call: Sample, text: str) -> Problem:

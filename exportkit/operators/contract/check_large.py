@@ -14,13 +14,14 @@ from exportkit.operators.contract.fake_kernel import fake_answer
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial
-from exportkit.operators.contract.resizing import resized
+from exportkit.operators.contract.resizing import grown, resized
 from exportkit.operators.contract.sample import Sample
 
 _LAW = 1025  # up to here it is found out how answers follow a size. In blocks of any power of two, one is left over
 _SIZES = (8193, 66_049)
 _ELEMENTS = 2**20
 _EXPECTED = 2.0  # seconds that a call may be expected to take
+_SHORT = 0.5  # seconds of a call that threads make
 _SECONDS = 0.2  # that threads call
 
 
@@ -34,14 +35,15 @@ _SECONDS = 0.2  # that threads call
 )
 def large(trial: Trial) -> Problem | None:
     """With 66,049 rows or columns, answers repeat with their inputs, and are at once what they are alone."""
-    call = None
+    call, seconds = None, 0.0
     for small, old in _bases(trial):
-        less = [_not_repeated(trial, small, old, each) for each in _larger(trial, small, old, 2 * old + 1, _LAW)]
-        for call in _larger(trial, small, old, _LAW, *_SIZES):
+        less = [_not_repeated(trial, small, old, each) for each, _ in _larger(trial, small, old, 2 * old + 1, _LAW)]
+        for call, took in _larger(trial, small, old, _LAW, *_SIZES):
+            seconds = took
             if less == [None, None] and (said := _not_repeated(trial, small, old, call)):
                 text = f"The same values must have the same answers at each size, as up to {_LAW}, but {said}."
                 return Problem(text, severity=Severity.doubtful, call=call)
-        if call is not None and (problem := met_by_others(trial, call, _SECONDS)):
+        if call is not None and seconds < _SHORT and (problem := met_by_others(trial, call, _SECONDS)):
             return problem
     if call is None:
         raise NotApplicable("no call of it can be made large")
@@ -59,20 +61,20 @@ def _bases(trial: Trial) -> Iterator[tuple[Sample, int]]:
                 break
 
 
-def _larger(trial: Trial, small: Sample, old: int, *sizes: int) -> Iterator[Sample]:
-    """Yields the call at other sizes, as long as the operator takes them and the next is not expected to take long."""
+def _larger(trial: Trial, small: Sample, old: int, *sizes: int) -> Iterator[tuple[Sample, float]]:
+    """Yields the call at other sizes, with its seconds, while the operator takes them and the next is not too long."""
     before = 0.0
     for new in sizes:
-        grown = sum(t.numel() * (new / old) ** t.shape.count(old) for t in small.tensors)
-        call = resized(trial.subject, small, {old: new}) if grown <= _ELEMENTS else None
-        began = time.perf_counter()
+        call = resized(trial.subject, small, {old: new}) if grown(small, old, new) <= _ELEMENTS else None
         try:
-            if call is None or not fake_answer(trial, call) or not trial.answer(call):
+            if call is None or not fake_answer(trial, call):
                 return
+            began = time.perf_counter()
+            trial.answer(call)
         except Exception:  # the operator may refuse the size
             return
-        yield call
         seconds = time.perf_counter() - began
+        yield call, seconds
         if seconds * max(8.0, seconds / before if before else 64.0) > _EXPECTED:
             return
         before = seconds

@@ -16,7 +16,7 @@ from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, is_out_of_memory
-from exportkit.operators.contract.resizing import resized
+from exportkit.operators.contract.resizing import grown, resized
 from exportkit.operators.contract.sample import Sample, upcast
 
 
@@ -79,7 +79,7 @@ def _found_by_address(trial: Trial, call: Sample) -> Problem | None:
     own = call.copied()
     trial.run(own)
     for tensor in own.tensors:
-        tensor.copy_(tensor * 0.75 if tensor.is_floating_point() else tensor)
+        tensor.copy_(tensor.float() * 0.75 if tensor.is_floating_point() else tensor)
     expected = trial.varied_answer(own, "other values")
     if trial.subject.is_mutable or not (found := first_difference(trial.used_up(own), expected)):
         return None
@@ -133,7 +133,7 @@ def _compared(trial: Trial, actual: list[Tensor], expected: list[Tensor], what: 
 
 _FAR = 8.0
 _ROW = 4099
-_SMALL = 40  # elements of a call that is tried with long rows
+_MOST = 2**17  # elements of a call with such rows
 _RANGES = (("", 1.0, 0.0), (" times 64", 64.0, 0.0), (" plus 64", 1.0, 64.0))
 
 
@@ -169,7 +169,8 @@ def equals_itself_in_float64(trial: Trial, call: Sample) -> Problem | None:
 
 def _long(trial: Trial, call: Sample) -> Sample | None:
     last = next((t.shape[-1] for t in call.tensors if t.dim()), 0)
-    found = resized(trial.subject, call, {last: _ROW}) if last > 1 and call.elements <= _SMALL else None
+    small = last > 1 and grown(call, last, _ROW) <= _MOST
+    found = resized(trial.subject, call, {last: _ROW}) if small else None
     try:
         return None if found is None or not trial.fresh_answer(found) else found
     except Exception:  # it may refuse the size
@@ -191,7 +192,7 @@ def _farther_than_rounding(trial: Trial, call: Sample) -> str | None:
     step = torch.finfo(dtype).eps
     near = [_in_float64(trial, upcast(call).with_tensors(lambda t: _jittered(t, step))) or exact for _ in range(2)]
     for index, (a, e) in enumerate(zip(actual, exact)):
-        if a.shape != e.shape or not a.is_floating_point() or not a.numel():
+        if a.shape != e.shape or not a.is_floating_point() or a.element_size() < 2 or not a.numel():
             continue
         finite = e.to(a.dtype).isfinite()
         error = (a.double() - e).abs().masked_fill(~finite, 0.0).nan_to_num(math.inf)
@@ -208,7 +209,7 @@ def _moved(call: Sample, dtype: torch.dtype, factor: float, more: float) -> Samp
     """Returns the call at other numbers, and with those of its main dtype in another."""
 
     def moved(t: Tensor) -> Tensor:
-        return (t * factor + more).to(dtype if t.dtype == call.floating_dtype else t.dtype)
+        return (t.double() * factor + more).to(dtype if t.dtype == call.floating_dtype else t.dtype)
 
     return call.with_tensors(lambda t: moved(t) if t.is_floating_point() else t)
 

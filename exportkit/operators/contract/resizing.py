@@ -19,6 +19,11 @@ def sizes_of(call: Sample) -> list[int]:
     return sorted({size for t in call.tensors for size in t.shape}, reverse=True)
 
 
+def grown(call: Sample, old: int, new: int) -> float:
+    """Returns how many elements the call has with another size."""
+    return sum(t.numel() * (new / old) ** t.shape.count(old) for t in call.tensors)
+
+
 def resized(subject: Subject, call: Sample, changes: Mapping[int, int]) -> Sample | None:
     """Returns the call with other sizes, or None if the subject cannot make one.
 
