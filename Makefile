@@ -183,6 +183,7 @@ docs: build $(READY)
 	$(BIN)/python -m tools.operator_table
 	$(BIN)/python -m tools.check_table
 	$(BIN)/python -m tools.library_findings
+	$(BIN)/python -m tools.planted_faults
 	$(BIN)/python -m tools.c_abi
 	$(BIN)/python -m tools.injected_errors
 	$(BIN)/python -m tools.results_tables
