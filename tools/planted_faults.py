@@ -78,7 +78,7 @@ TEXT = """# Planted faults
 {count} operators with one fault each ([kernels](../../tests/operators/planted/kernels.cpp),
 [Python](../../tests/operators/planted/in_python.py)) were given to `exportkit ops check` with torch {torch} on a CPU:
 drawn calls alone, without reference. **{found} were found**, by the checks that are meant to: {seeds}. In {right} right
-operators beside them, these checks found {wrong}.
+operators, these checks found {wrong}.
 
 {groups}
 Not found: {missed}. {reference}
@@ -112,7 +112,7 @@ def page(run: dict[str, Any]) -> str:
         wrong=", ".join(wrong) or "nothing",
         groups="".join(f"- `{check}`: {'; '.join(truths)}.\n" for check, truths in groups.items()),
         missed="; ".join(missed),
-        reference="The wrong factor is found with `--reference`." if found_with_one else "",
+        reference="`--reference` finds the wrong factor." if found_with_one else "",
     )
 
 
