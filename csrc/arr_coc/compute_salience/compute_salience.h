@@ -158,8 +158,8 @@ template <class Device>
 std::tuple<Tensor, Tensor, Tensor, Tensor> salience_and_statistics(const char* op, const SalienceInputs& in) {
   check_compute_salience(op, in);
   const Device device(in.features);
-  const Tensor x = as_contiguous(in.features), lab = as_contiguous(in.lab), gx = as_contiguous(in.sobel_x),
-               gy = as_contiguous(in.sobel_y);
+  const Tensor x = as_aligned(in.features), lab = as_aligned(in.lab), gx = as_aligned(in.sobel_x),
+               gy = as_aligned(in.sobel_y);
   const int64_t batch = x.size(0), count = x.size(1), width = x.size(2);
   const ScalarType wide = accumulate_dtype(x.scalar_type());
   Tensor salience = allocate(x, {batch, count}), mean_unit = allocate(x, {batch, width}, wide),

@@ -72,8 +72,8 @@ Tensor lab_to_rgb_grad(const Tensor& rgb, const Tensor& grad_lab, const std::opt
     check_alike_images(op, "rgb", rgb, "grad_luma", *grad_luma);
   }
   const Device device(rgb);
-  const Tensor in = as_contiguous(rgb), upstream = as_contiguous(grad_lab);
-  const std::optional<Tensor> luma = as_contiguous(grad_luma);
+  const Tensor in = as_aligned(rgb), upstream = as_aligned(grad_lab);
+  const std::optional<Tensor> luma = as_aligned(grad_luma);
   Tensor grad = allocate(in, in.sizes());
   if (in.numel() == 0) return grad;
   dispatch_floating(in.scalar_type(), [&](auto tag) {

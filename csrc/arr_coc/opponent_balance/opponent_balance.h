@@ -66,8 +66,7 @@ Tensor opponent_balance(const Tensor& entropy, const Tensor& salience, const Ten
                         bool invert_entropy) {
   check_opponent_balance(entropy, salience, alignment, weights);
   const Device device(entropy);
-  const Tensor e = as_contiguous(entropy), s = as_contiguous(salience), a = as_contiguous(alignment),
-               w = as_contiguous(weights);
+  const Tensor e = as_aligned(entropy), s = as_aligned(salience), a = as_aligned(alignment), w = as_contiguous(weights);
   Tensor scores = allocate(e, e.sizes());
   if (e.numel() == 0) return scores;
   dispatch_floating(e.scalar_type(), [&](auto tag) {

@@ -20,7 +20,7 @@ std::tuple<Tensor, Tensor> texture_statistics(const Tensor& rgb, int64_t patch_s
   check_image(op, "rgb", rgb, 3, "[B, 3, H, W]");
   check_patch_size(op, rgb, patch_size);
   const Device device(rgb);
-  const Tensor in = as_contiguous(rgb);
+  const Tensor in = as_aligned(rgb);
   const int64_t batch = in.size(0), height = in.size(2), width = in.size(3);
   const int64_t rows = height / patch_size, columns = width / patch_size;
   Tensor colours = allocate(in, {batch, 3, rows, columns}), edges = allocate(in, {batch, 1, rows, columns});

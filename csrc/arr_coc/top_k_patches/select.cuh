@@ -170,7 +170,7 @@ inline RowCopy row_copy(const RowsOf& from, const RowsOf& to, int64_t bytes) {
   const uint64_t bits = reinterpret_cast<uintptr_t>(from.base) | reinterpret_cast<uintptr_t>(to.base) |
                         uint64_t(from.sample_stride | from.row_stride | to.sample_stride | to.row_stride | bytes);
   const int64_t segments = std::clamp<int64_t>(bytes / 8192, 1, 1024);
-  const int64_t segment = (bytes / segments + 15) / 16 * 16;
+  const int64_t segment = ceil_div(ceil_div(bytes, segments), 16) * 16;
   return {
       from, to, bytes, segment, unsigned(segments), bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 2};
 }

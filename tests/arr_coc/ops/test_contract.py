@@ -22,6 +22,9 @@ def not_applicable(spec: OpSpec, device: torch.device) -> set[str]:
     """The checks that have nothing to check. Every other one must have run."""
     subject = Subject.of_spec(spec, [device])
     names = {"declared-mutation"} if not subject.is_mutable else {"batch"}
+    names |= {"own-float64", "influence"}  # the reference says more
+    if spec.name in {"add_out", "compute_salience_grad"}:
+        names.add("large")  # sizes that belong together in several arguments
     if spec.name in {"fused_layer_norm_grad", "scale_bias_relu_grad"}:
         names.add("batch")  # gradients of parameters are sums over the batch
     if not spec.differentiable:

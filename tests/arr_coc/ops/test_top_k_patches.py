@@ -38,6 +38,15 @@ def test_every_half_value_ranks_as_its_float_value(dtype: torch.dtype, device: t
     assert torch.equal(selected[0, :, 0].long(), indices[0])
 
 
+@pytest.mark.parametrize("width", [16385, 66049])
+def test_rows_so_wide_that_they_are_copied_in_parts_are_copied_to_their_end(width: int, device: torch.device):
+    features = torch.rand(2, 5, width, device=device, requires_grad=True)
+    selected, indices = ops.top_k_patches(torch.rand(2, 5, device=device), features, 3)
+    assert torch.equal(selected, features.take_along_dim(indices[..., None], 1))
+    (grad,) = torch.autograd.grad(selected.sum(), features)
+    assert grad.sum().item() == 2 * 3 * width
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("k", [1, 1000, 1024, 1025, 2048, 2049, 4097, 9000, 20000])
 def test_many_ties_at_every_size(dtype: torch.dtype, k: int, device: torch.device):
