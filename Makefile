@@ -182,14 +182,12 @@ docs: build $(READY)
 	$(BIN)/python -m tools.command_reference
 	$(BIN)/python -m tools.operator_table
 	$(BIN)/python -m tools.check_table
-	$(BIN)/python -m tools.library_findings
 	$(BIN)/python -m tools.planted_faults
 	$(BIN)/python -m tools.c_abi
 	$(BIN)/python -m tools.injected_errors
 	$(BIN)/python -m tools.results_tables
 	$(BIN)/python -m tools.torch_matrix page
 	$(BIN)/python -m tools.gallery_page
-	$(BIN)/python -m tools.onnx_gallery_page
 	$(BIN)/python -m tools.models_table page benchmarks/models/*.json > docs/evidence/models.md
 	$(BIN)/python -m tools.sizes_table page benchmarks/sizes/h200.json > docs/models.md
 	$(MAKE) --no-print-directory site

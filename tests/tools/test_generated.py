@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from exportkit.arr_coc.ops import SPECS
 from exportkit.operators.contract.definition import checks
-from tools import check_table, command_reference, library_findings, operator_table
+from tools import check_table, command_reference, operator_table
 from tools.generated import with_section
 
 TEXT = "a\n<!-- x: written by `make docs` -->\nold\n<!-- /x -->\nb\n"
@@ -26,7 +24,7 @@ def test_a_section_must_be_there_once(text: str) -> None:
         with_section(text, "x", "new\n")
 
 
-@pytest.mark.parametrize("tool", [check_table, operator_table, library_findings], ids=lambda tool: tool.__name__)
+@pytest.mark.parametrize("tool", [check_table, operator_table], ids=lambda tool: tool.__name__)
 def test_a_document_has_the_section_of_today(tool: ModuleType) -> None:
     assert tool.DOCUMENT.read_text() == tool.written(tool.DOCUMENT.read_text()), "stale: run `make docs`"
 
@@ -55,19 +53,3 @@ def test_every_operator_is_named_and_no_cell_is_cut_by_a_bar() -> None:
         assert f"**{name}**" in table or f"`{name}`" in table
     rows = [line.replace(r"\|", "") for line in table.splitlines() if line.startswith("| ")]
     assert {row.count("|") for row in rows} == {4}
-
-
-def test_a_run_is_counted_by_finding_with_an_operator_of_each(tmp_path: Path) -> None:
-    finding = {"check": "crash", "severity": "broken", "message": "It died.", "call": "torch.ops.a.b0()", "hint": None}
-    lines = []
-    for number in range(6):
-        report = {"operator": f"a::b{number}", "findings": [finding] if number else []}
-        why = None if number else "no valid call was found: 3 drawn calls were refused"
-        lines.append({"report": report, "seconds": 20.0, "not_checked": why})
-    file = tmp_path / "results.json"
-    file.write_text(json.dumps({"source": "a", "operators": lines}))
-    text = library_findings.section(library_findings.kept(file))
-    assert "6 operators in 2 minutes with torch" in text
-    assert ": 5 are broken, 0 have no CPU kernel, for 1 no valid call" in text
-    assert "| `crash` | 5 broken | `b1` |" in text
-    assert "torch.ops" not in text

@@ -52,8 +52,8 @@ class CandidateLoaded(Message, frozen=True):
     files: tuple[str, ...]
 
 
-class DrawCalls(Message, frozen=True):
-    """Asks the judge for calls. The answer is CallsDrawn.
+class DrawJudgedCalls(Message, frozen=True):
+    """Asks the judge for calls. The answer is JudgedCalls.
 
     Attributes:
         operator: The operator's name.
@@ -72,7 +72,7 @@ class DrawCalls(Message, frozen=True):
     folder: str
 
 
-class CallsDrawn(Message, frozen=True):
+class JudgedCalls(Message, frozen=True):
     """The calls, whose tensors are in `calls.safetensors`."""
 
     calls: tuple[dict[str, Any], ...]
@@ -112,7 +112,7 @@ class Judged(Message, frozen=True):
 
 
 @dataclass(frozen=True)
-class Trial:
+class KernelTrial:
     """What came of a kernel before its judge.
 
     Attributes:
@@ -160,7 +160,7 @@ def given_for(operator: str, given: Mapping[str, str]) -> str | None:
 
 def judged(
     source: OperatorSource, options: CheckOptions, found: Sequence[Checked], progress: Progress
-) -> tuple[list[Checked], dict[str, Trial]]:
+) -> tuple[list[Checked], dict[str, KernelTrial]]:
     """Holds the answers of kernels against their references, in two processes.
 
     Args:
@@ -182,7 +182,7 @@ def judged(
     return checked, trials
 
 
-def _judge(source: OperatorSource, options: CheckOptions, checked: Checked) -> Trial:
+def _judge(source: OperatorSource, options: CheckOptions, checked: Checked) -> KernelTrial:
     operator, reference = checked.report.operator, given_for(checked.report.operator, options.references)
     assert reference is not None
     with contextlib.ExitStack() as stack:
@@ -190,21 +190,21 @@ def _judge(source: OperatorSource, options: CheckOptions, checked: Checked) -> T
         judge = stack.enter_context(ChildClient("exportkit.operators.tools.judge_worker", search_path="caller"))
         kernel = stack.enter_context(ChildClient("exportkit.operators.tools.candidate_worker", search_path="caller"))
         more = given_for(operator, options.calls)
-        draw = DrawCalls(operator, checked.report.schema, reference, more, options, folder)
-        calls = _asked(judge, draw, CallsDrawn).calls
+        draw = DrawJudgedCalls(operator, checked.report.schema, reference, more, options, folder)
+        calls = _asked(judge, draw, JudgedCalls).calls
         try:
             _asked(kernel, LoadCandidate(source, options.libraries), CandidateLoaded)
             seconds = float(options.timeout * max(len(calls), 1))
             made = _asked(kernel, MakeCalls(operator, calls, folder), CallsMade, seconds)
         except (ChildEndedError, TimeoutError) as error:
             how = describe_end(error.status) if isinstance(error, ChildEndedError) else "did not answer in time"
-            return Trial(len(calls), 0, (), (_wrong(f"The process of the kernel {how}."),))
+            return KernelTrial(len(calls), 0, (), (_wrong(f"The process of the kernel {how}."),))
         answer = _asked(judge, JudgeAnswers(made.dispatched), Judged)
         findings = answer.findings
         if not answer.compared:
             said = next(iter(made.refused.values()), "there was none")
             findings += (_wrong(f"The kernel refuses each call that the reference takes: {said}."),)
-        return Trial(len(calls), answer.compared, made.dispatched, findings)
+        return KernelTrial(len(calls), answer.compared, made.dispatched, findings)
 
 
 def _wrong(message: str) -> Finding:
@@ -215,7 +215,7 @@ def statement(
     digests: Mapping[str, str],
     options: CheckOptions,
     found: Sequence[Checked],
-    trials: Mapping[str, Trial],
+    trials: Mapping[str, KernelTrial],
     *,
     drawn: bool,
 ) -> dict[str, Any]:

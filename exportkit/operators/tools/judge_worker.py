@@ -22,7 +22,7 @@ from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES
 from exportkit.operators.contract.operator_trial import Subject, Trial
 from exportkit.operators.contract.sample import Sample
 from exportkit.operators.tools.call_files import read_answers, write_calls
-from exportkit.operators.tools.candidate import CallsDrawn, DrawCalls, JudgeAnswers, Judged
+from exportkit.operators.tools.candidate import DrawJudgedCalls, JudgeAnswers, Judged, JudgedCalls
 from exportkit.operators.tools.candidate_worker import dispatched_by
 from exportkit.operators.tools.check_worker import calls_of_function
 from exportkit.operators.tools.collected_calls import Collector
@@ -47,7 +47,7 @@ class _Judge:
         self._library: torch.library.Library | None = None
         self._reference: Callable[..., Any] | None = None
 
-    def draw(self, command: DrawCalls) -> CallsDrawn:
+    def draw(self, command: DrawJudgedCalls) -> JudgedCalls:
         """Draws calls that the reference takes, and writes them to the folder."""
         name, options = command.operator, command.options
         self._folder = Path(command.folder)
@@ -72,7 +72,7 @@ class _Judge:
         journal.rest()
         if command.calls:
             self._calls += calls_of_function(command.calls, found["calls"])
-        return CallsDrawn(write_calls(self._folder / "calls.safetensors", self._calls))
+        return JudgedCalls(write_calls(self._folder / "calls.safetensors", self._calls))
 
     def judge(self, command: JudgeAnswers) -> Judged:
         """Compares the kernel's answers with those of the reference, in the same dtype or in float64."""
@@ -114,4 +114,4 @@ def _difference(actual: list[Tensor], expected: list[Tensor]) -> str | None:
 def main(connection: socket.socket) -> None:
     """Entry point of the child."""
     judge = _Judge()
-    serve(connection, {DrawCalls: judge.draw, JudgeAnswers: judge.judge})
+    serve(connection, {DrawJudgedCalls: judge.draw, JudgeAnswers: judge.judge})
