@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch._library.triton import triton_ops_to_kernels
 
 from exportkit.operators.contract.check_fakes import steps
 from exportkit.operators.contract.definition import ContractCheck, Problem
@@ -96,8 +97,10 @@ def _judged(trial: Trial, laid: _LaidOut, actual: list[Tensor], expected: list[T
     if found := first_difference(actual, expected):
         index, text = found
         rtol, atol = DEFAULT_TOLERANCES.get(expected[index].dtype, (0.0, 0.0))
-        close = not has_spec and first_difference(actual, expected, rtol, atol) is None
-        severity = Severity.doubtful if close else Severity.broken
+        close = first_difference(actual, expected, rtol, atol) is None
+        if close and laid.layout in UNALIGNED and trial.subject.name in triton_ops_to_kernels:
+            return None  # Triton compiles other code for a pointer that is no multiple of 16
+        severity = Severity.doubtful if close and not has_spec else Severity.broken
         return laid.problem(
             f"The same values must have the same answer, but where {laid.where}, in output {index} {text}.", severity
         )

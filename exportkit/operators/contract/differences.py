@@ -26,6 +26,8 @@ def difference(actual: Tensor, expected: Tensor, rtol: float = 0.0, atol: float 
         return f"the devices are {actual.device} and {expected.device}"
     if actual.is_floating_point() or actual.is_complex():
         equal = torch.isclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
+    elif atol and actual.dtype != torch.bool:  # of integers, such as quantized ones
+        equal = (actual.double() - expected.double()).abs() <= atol
     else:
         equal = actual == expected
     if bool(equal.all()):

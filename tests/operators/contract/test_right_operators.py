@@ -7,6 +7,7 @@ import torch
 
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.definition import checks
+from exportkit.operators.contract.differences import difference
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.memory_layouts import EXPANDED, FRAMED, STRIDED
 from exportkit.operators.contract.operator_trial import Subject
@@ -66,3 +67,9 @@ def test_a_kernel_that_records_a_gradient_is_one_finding_with_advice():
     assert "torch.library.register_autograd" in finding.hint
     with pytest.raises(Exception, match="test_autograd_registration"):
         exec(finding.call, {"torch": torch})
+
+
+@pytest.mark.parametrize(("atol", "said"), [(0.0, "1 of 3 elements differ, first [1]: 64 and 63"), (1.0, None)])
+def test_a_tolerance_of_integers_counts(atol: float, said: str | None) -> None:
+    actual, expected = torch.tensor([0, 64, 200], dtype=torch.uint8), torch.tensor([0, 63, 200], dtype=torch.uint8)
+    assert difference(actual, expected, 0.0, atol) == said
