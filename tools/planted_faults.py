@@ -76,8 +76,8 @@ TEXT = """# Planted faults
 
 {count} operators with one fault each ([kernels](../../tests/operators/planted/kernels.cpp),
 [Python](../../tests/operators/planted/in_python.py)) were given to `exportkit ops check` with torch {torch} on a CPU:
-drawn calls alone, without reference. **{found} were found with each of {seeds} seeds**, by the checks that are meant to.
-In {right} right operators, these checks found {wrong}.
+drawn calls alone, without reference. **{found} were found with each of {seeds} seeds**, by the checks meant to find
+them. In {right} right operators, these checks found {wrong}.
 
 {groups}
 Not found: {missed}. {reference}
