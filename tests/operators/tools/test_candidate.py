@@ -49,6 +49,7 @@ def test_kernels_that_please_a_check_are_found_and_stated(tmp_path: Path) -> Non
     assert {each["reference_sha256"] for each in found.values()} == {reference}
 
 
+@pytest.mark.slow
 def test_a_seed_that_is_given_repeats_a_run_and_is_stated(tmp_path: Path) -> None:
     code, statement = judge(tmp_path, "own", seed=7)
     assert code == 0
@@ -57,6 +58,7 @@ def test_a_seed_that_is_given_repeats_a_run_and_is_stated(tmp_path: Path) -> Non
     assert not statement["predicate"]["seed_drawn_after_build"]
 
 
+@pytest.mark.slow
 def test_a_reference_that_loads_the_kernel_is_no_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, statement = judge(tmp_path, "own", reference=f"{FOLDER / 'doubled.py'}:loading")
     assert (code, statement) == (2, None)
