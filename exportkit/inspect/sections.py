@@ -54,7 +54,7 @@ def sections(reader: PackageReader) -> list[Section]:
         (*row, bytes_text(sizes[library.record])) for row, library in zip(library_rows(manifest), manifest.libraries)
     ]
     found.append(Section("Libraries", libraries))
-    found.append(Section("Attestations", [*attestation_rows(manifest, reader)]))
+    found.append(Section("Attestations", [*attestation_rows(reader)]))
     cases = [
         (f"case {number}", case_label(case, edge_case_in(reader, case)), bytes_text(sizes[case.record]))
         for number, case in enumerate(manifest.cases)

@@ -8,12 +8,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from exportkit.errors import UsageError
 from exportkit.package.manifest import Manifest
+
+if TYPE_CHECKING:
+    from exportkit.package.archive import PackageReader
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 FOLDER = "exportkit/attestations"
@@ -34,13 +37,6 @@ class Statement(msgspec.Struct, rename={"type": "_type", "predicate_type": "pred
     subject: list[_Subject]
     predicate_type: str
     predicate: dict[str, Any] = {}
-
-
-class Reader(Protocol):
-    """What reads the records of a package."""
-
-    def read(self, name: str) -> bytes:
-        """Returns a record."""
 
 
 def add_attestations(manifest: Manifest, statements: Sequence[Path], records: dict[str, Any]) -> Manifest:
@@ -83,26 +79,32 @@ def _read(path: Path) -> bytes:
 def _decoded(path: Path, content: bytes) -> Statement:
     try:
         found = msgspec.json.decode(content, type=Statement)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{path} is no in-toto statement: {error}", hint=_HINT) from error
     if found.type != STATEMENT:
         raise UsageError(f"{path} is no in-toto statement: its _type is {found.type!r}, not {STATEMENT!r}", hint=_HINT)
     return found
 
 
-def attestation_rows(manifest: Manifest, reader: Reader) -> Iterator[tuple[str, str]]:
+def attestation_rows(reader: PackageReader) -> Iterator[tuple[str, str]]:
     """Yields the library and what each statement says, as far as it is one of ours."""
-    for library in manifest.libraries:
+    sizes = {record.name: record.size for record in reader.manifest.records}
+    for library in reader.manifest.libraries:
         for record in library.attestations or ():
+            name = Path(library.record).name
             try:
-                found = msgspec.json.decode(reader.read(record), type=Statement)
-            except msgspec.DecodeError:
-                yield Path(library.record).name, f"{record}, which is no in-toto statement"
+                content = reader.read(record) if sizes[record] <= _LARGEST else b""
+                found = msgspec.json.decode(content, type=Statement)
+            except (msgspec.DecodeError, RecursionError):
+                yield name, f"{record}, which is no in-toto statement"
                 continue
-            yield Path(library.record).name, f"{found.predicate_type}: {_said(found.predicate)}"
+            yield name, f"{found.predicate_type}: {_said(found.predicate)}"
 
 
 def _said(predicate: Mapping[str, Any]) -> str:
-    words = [f"{key} {predicate[key]}" for key in ("date", "exportkit", "torch") if isinstance(predicate.get(key), str)]
-    result = {True: "passed", False: "failed"}.get(predicate.get("ok"), "")  # type: ignore[arg-type]
-    return ", ".join(filter(None, [result, *words]))
+    ok = predicate.get("ok")
+    words = ["passed" if ok is True else "failed" if ok is False else ""]
+    words += [
+        f"{key} {predicate[key]}" for key in ("date", "exportkit", "torch") if isinstance(predicate.get(key), str)
+    ]
+    return ", ".join(filter(None, words))

@@ -360,3 +360,32 @@ def test_a_statement_about_something_else_is_refused(tmp_path: Path, changes: di
     with pytest.raises(UsageError, match=message):
         assemble([artifact(tmp_path / "cpu.pt2")], [(file, described)], tmp_path / "toy.pt2", attestations=[given])
     assert not (tmp_path / "toy.pt2").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 100_000,
+        b'{"_type": "x", "subject": [], "predicateType": "y", "predicate": ' + b'{"a":' * 100_000,
+        b"\xff",
+        b" " * (2 << 20),
+    ],
+    ids=["deep", "deep predicate", "no text", "large"],
+)
+def test_what_is_no_statement_is_shown_as_such(tmp_path: Path, content: bytes) -> None:
+    assert _shown(tmp_path, content).endswith(".json, which is no in-toto statement")
+
+
+def test_a_statement_may_say_anything(tmp_path: Path) -> None:
+    said = {"_type": "x", "subject": [], "predicateType": "y", "predicate": {"ok": [1], "date": {}, "torch": "2"}}
+    assert _shown(tmp_path, msgspec.json.encode(said)) == "y: torch 2"
+
+
+def _shown(folder: Path, content: bytes) -> str:
+    """What `inspect` says of a record that a package calls a statement."""
+    record = "exportkit/attestations/a.json"
+    described = msgspec.structs.replace(samples.manifest().libraries[0], attestations=(record,))
+    write_package(folder / "a.pt2", samples.manifest(libraries=(described,)), {**samples.RECORDS, record: content})
+    with PackageReader(folder / "a.pt2") as reader:
+        (shown,) = (section.rows for section in sections(reader) if section.title == "Attestations")
+    return shown[0][1]
