@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fnmatch
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -154,8 +155,9 @@ def files_of(source: OperatorSource, options: CheckOptions) -> tuple[Path, ...]:
 
 
 def given_for(operator: str, given: Mapping[str, str]) -> str | None:
-    """Returns what the user gave for an operator, whose namespace may be left out."""
-    return given.get(operator, given.get(operator.partition("::")[2]))
+    """Returns what the user gave for an operator, by its name or a pattern, which may leave out the namespace."""
+    names = (operator, operator.partition("::")[2])
+    return next((text for form, text in given.items() if any(fnmatch.fnmatchcase(each, form) for each in names)), None)
 
 
 def judged(
@@ -198,17 +200,19 @@ def _judge(source: OperatorSource, options: CheckOptions, checked: Checked) -> K
             made = _asked(kernel, MakeCalls(operator, calls, folder), CallsMade, seconds)
         except (ChildEndedError, TimeoutError) as error:
             how = describe_end(error.status) if isinstance(error, ChildEndedError) else "did not answer in time"
-            return KernelTrial(len(calls), 0, (), (_wrong(f"The process of the kernel {how}."),))
+            finding = _wrong(f"The process of the kernel {how}.", "Without --candidate, the checks name the call.")
+            return KernelTrial(len(calls), 0, (), (finding,))
         answer = _asked(judge, JudgeAnswers(made.dispatched), Judged)
         findings = answer.findings
-        if not answer.compared:
+        if not answer.compared and not findings:
             said = next(iter(made.refused.values()), "there was none")
-            findings += (_wrong(f"The kernel refuses each call that the reference takes: {said}."),)
+            message = f"The kernel refuses each call that the reference takes: {said}."
+            findings = (_wrong(message, "Give calls that both take: --calls."),)
         return KernelTrial(len(calls), answer.compared, made.dispatched, findings)
 
 
-def _wrong(message: str) -> Finding:
-    return Finding("judged-values", Severity.broken, message, hint="Give calls that both take: --calls.")
+def _wrong(message: str, hint: str) -> Finding:
+    return Finding("judged-values", Severity.broken, message, hint=hint)
 
 
 def statement(

@@ -81,7 +81,8 @@ class _Judge:
             answers = {number: read[number] for number in range(len(self._calls)) if number in read}
         except Exception as error:  # the kernel's process wrote the file
             message = f"The answers of the kernel's process cannot be read: {first_line(error)}."
-            return Judged((Finding("judged-values", Severity.broken, message),), 0)
+            hint = "The file is written by exportkit in the kernel's process: the kernel must have changed it."
+            return Judged((Finding("judged-values", Severity.broken, message, hint=hint),), 0)
         with torch.no_grad(), torch.autograd.profiler.profile() as log:
             expected = {number: self._expected(self._calls[number]) for number in answers}
         findings: list[Finding] = []
