@@ -166,7 +166,7 @@ class Names {
   std::vector<std::pair<std::string, size_t>> names_;
 };
 
-// The shape to which a tensor is padded with zeros. Nothing if the tensor does not fit. PEFT's adapters have no rows.
+// The shape after padding with zeros; nothing if the tensor does not fit. PEFT's adapters have no rows.
 std::optional<Shape> padded(const StateTensor& state, const RowSizes& sizes, const Place& place,
                             const std::optional<LoraName>& lora, bool own) {
   Shape shape = shape_of(state, sizes);
