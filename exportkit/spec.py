@@ -24,9 +24,11 @@ class Tolerance:
     Attributes:
         rtol: Relative tolerance, as in torch.testing.assert_close.
         atol: Absolute tolerance, as in torch.testing.assert_close.
-        ranking_of: For an output of indices [..., K] of the last dimension of another output [..., N]: the name of
-            that output. An index may differ if the two values are equal within that output's error or tolerance.
-            Indices may not repeat.
+        ranking_of: For an output of indices of one dimension of another output, such as those of `topk` or `argmax`:
+            the name of that output. An index may differ if the two values are equal within that output's error or
+            tolerance. Indices may not repeat along that dimension.
+        dim: The dimension of the ranked output that the indices count along, as in `torch.topk` and `torch.argmax`.
+            The indices have the shape of that output but for this dimension, which may have gone.
         rows_of: For an output [B, K, ...] gathered by such indices: the name of the index output. Only rows whose
             indices agree are compared.
         gradient_of: For an output that is `scale` times the gradient of another with respect to an input: the names of
@@ -38,6 +40,7 @@ class Tolerance:
     rtol: float | None = None
     atol: float | None = None
     ranking_of: str | None = None
+    dim: int = -1
     rows_of: str | None = None
     gradient_of: tuple[str, str] | None = None
     scale: float = 1.0

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <functional>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -180,6 +181,37 @@ void check_gradient(const TensorOutput& output, const GradientOf& gradient, cons
           " is a gradient with a scale that is 0 or not finite");
 }
 
+const TensorOutput& output_named(const Call& call, const std::string& name) {
+  return *std::find_if(call.outputs.begin(), call.outputs.end(), [&](const auto& each) { return each.name == name; });
+}
+
+// Whether the sizes that are known on both sides are equal. Else, outputs could not be compared.
+bool alike(std::span<const std::optional<Extent>> left, std::span<const std::optional<Extent>> right) {
+  return std::equal(left.begin(), left.end(), right.begin(), right.end(),
+                    [](const auto& one, const auto& other) { return !one || !other || *one == *other; });
+}
+
+void check_ranking(const TensorOutput& indices, const TensorOutput& values) {
+  auto around = values.shape, given = indices.shape;
+  const auto rank = static_cast<int64_t>(around.size());
+  int64_t dim = indices.tolerance.dim.value_or(-1);
+  bool fits = -rank <= dim && dim < rank;
+  if (fits) {
+    dim += dim < 0 ? rank : 0;
+    if (given.size() == around.size()) given.erase(given.begin() + dim);  // argmax may leave the dimension out
+    around.erase(around.begin() + dim);
+    fits = alike(given, around);
+  }
+  require(fits, "output ", Quoted{indices.name}, " cannot have indices of dimension ",
+          indices.tolerance.dim.value_or(-1), " of ", Quoted{values.name}, ": their shapes do not fit");
+}
+
+void check_rows(const TensorOutput& rows, const TensorOutput& indices) {
+  const size_t rank = indices.shape.size();
+  require(rank > 0 && rank <= rows.shape.size() && alike(indices.shape, std::span(rows.shape).first(rank)), "output ",
+          Quoted{rows.name}, " cannot have the rows of ", Quoted{indices.name}, ": their shapes do not fit");
+}
+
 void check_tolerance(const TensorOutput& output, const Names& outputs, const Call& call) {
   const OutputTolerance& tolerance = output.tolerance;
   check_finite(tolerance, "output " + shown(output.name));
@@ -188,6 +220,9 @@ void check_tolerance(const TensorOutput& output, const Names& outputs, const Cal
     require(*other != output.name && outputs.contains(*other), "output ", Quoted{output.name}, " refers to ",
             Quoted{*other}, ", which is not another output");
   }
+  require(tolerance.ranking_of || !tolerance.dim, "output ", Quoted{output.name}, " has dim and no ranking_of");
+  if (tolerance.ranking_of) check_ranking(output, output_named(call, *tolerance.ranking_of));
+  if (tolerance.rows_of) check_rows(output, output_named(call, *tolerance.rows_of));
   if (tolerance.gradient_of) check_gradient(output, *tolerance.gradient_of, outputs, call);
 }
 

@@ -104,6 +104,7 @@ constexpr auto gradient_of =
 constexpr auto output_tolerance =
     object(FIELD(OutputTolerance, rtol, not_negative), FIELD(OutputTolerance, atol, not_negative),
            FIELD(OutputTolerance, ranking_of, nullable(text)), FIELD(OutputTolerance, rows_of, nullable(text)),
+           optional_field("dim", &OutputTolerance::dim, integer),
            optional_field("gradient_of", &OutputTolerance::gradient_of, gradient_of));
 
 constexpr auto tensor_input =

@@ -35,6 +35,7 @@ struct Size {
   std::string dimension;
   int64_t scale = 1;
   int64_t offset = 0;
+  bool operator==(const Size&) const = default;
 };
 
 using Extent = std::variant<int64_t, Size>;
@@ -48,6 +49,7 @@ struct GradientOf {
 struct OutputTolerance {
   double rtol, atol;
   std::optional<std::string> ranking_of, rows_of;
+  std::optional<int64_t> dim;  // of what `ranking_of` names; absent for the last
   std::optional<GradientOf> gradient_of;
 };
 

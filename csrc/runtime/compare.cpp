@@ -132,18 +132,27 @@ OutputReport compare_with_reference(const TensorOutput& output, const Expected& 
   return report;
 }
 
-// Compares indices [..., K] that rank values [..., N]. The k-th greatest value moves by no more than the values
-// themselves do. So the value that `actual` picked at place k must be within the values' tolerance of the value that
-// `expected` picked there. The indices may differ: values closer than the tolerance may change places.
+// Moves the dimension of ranked values, or of their indices, to the end. Indices of argmax do not have it, and get it.
+at::Tensor with_last(const at::Tensor& tensor, int64_t dim, int64_t rank) {
+  return (tensor.dim() == rank ? tensor : tensor.unsqueeze(dim)).movedim(dim, -1);
+}
+
+// Compares indices [..., K, ...] that rank values [..., N, ...]. The k-th greatest value moves by no more than the
+// values themselves do. So the value that `actual` picked at place k must be within the values' tolerance of the value
+// that `expected` picked there. The indices may differ: values closer than the tolerance may change places.
 OutputReport compare_ranking(const TensorOutput& output, const OutputTolerance& tolerance, const Tensors& expected,
                              const Tensors& actual) {
   const std::string& of = *output.tolerance.ranking_of;
-  const at::Tensor &wanted = expected.at(output.name), &given = actual.at(output.name);
-  const int64_t values = expected.at(of).size(-1);
+  const int64_t dim = output.tolerance.dim.value_or(-1), rank = expected.at(of).dim();
+  const at::Tensor wanted = with_last(expected.at(output.name), dim, rank),
+                   given = with_last(actual.at(output.name), dim, rank),
+                   wanted_values = with_last(expected.at(of), dim, rank),
+                   given_values = with_last(actual.at(of), dim, rank);
+  const int64_t values = wanted_values.size(-1);
   const auto picked = [&](const at::Tensor& from, const at::Tensor& index) {
     return values > 0 ? from.gather(-1, index.clamp(0, values - 1)) : index.to(at::kDouble);
   };
-  const auto [distance, magnitude] = difference(picked(expected.at(of), wanted), picked(actual.at(of), given));
+  const auto [distance, magnitude] = difference(picked(wanted_values, wanted), picked(given_values, given));
   const at::Tensor too_far = distance.gt(magnitude * tolerance.rtol + tolerance.atol).logical_or(distance.isinf());
   const at::Tensor outside = given.lt(0).logical_or(given.ge(values));
   at::Tensor again = at::zeros_like(wanted, at::kBool);
@@ -182,7 +191,7 @@ OutputReport compare_output(const TensorOutput& output, const Results& all, cons
     // The places of a ranking are as uncertain as the values that it ranks.
     const double allowed = allowed_error(expected.accuracy.at(ranked.name), ranked.dtype).greatest;
     const double typical = typical_of(expected.references.at(ranked.name));
-    return compare_ranking(output, {allowed, allowed * typical, {}, {}, {}}, expected.references, actual);
+    return compare_ranking(output, {allowed, allowed * typical, {}, {}, {}, {}}, expected.references, actual);
   }
   if (has_reference && expected.accuracy.contains(output.name)) return compare_with_reference(output, expected, actual);
   if (output.tolerance.rows_of) return compare_rows(output, expected.eager, actual);

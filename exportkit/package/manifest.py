@@ -23,9 +23,6 @@ class Strict(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Fals
     """A part of a manifest. FORMAT.md has the allowed values. Subclasses repeat `frozen` for type checkers."""
 
 
-# --- sizes ------------------------------------------------------------------------------------------------------------
-
-
 class Dimension(Strict, frozen=True):
     """A named number that may differ between calls, min <= n <= max. `tried`: where conditions of the trace end."""
 
@@ -69,11 +66,12 @@ class GradientOf(Strict, frozen=True):
 
 
 class OutputTolerance(Strict, frozen=True):
-    """The allowed difference of a result from eager's; see exportkit.spec.Tolerance. `gradient_of` may be absent."""
+    """How far a result may differ from eager's; see exportkit.spec.Tolerance. `dim`, `gradient_of` may be absent."""
 
     rtol: float
     atol: float
     ranking_of: str | None = None
+    dim: int | UnsetType = UNSET
     rows_of: str | None = None
     gradient_of: GradientOf | UnsetType = UNSET
 

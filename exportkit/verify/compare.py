@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
+from msgspec import UnsetType, structs
 
 from exportkit.accuracy import (
     allowed_error,
@@ -91,7 +93,7 @@ def _allowed(output: TensorOutput, rtol: float | None, atol: float | None) -> Ou
     tolerance = output.tolerance
     if rtol is None or atol is None or output.dtype.startswith(("int", "uint", "bool")):
         return tolerance
-    return OutputTolerance(rtol=rtol, atol=atol, ranking_of=tolerance.ranking_of, rows_of=tolerance.rows_of)
+    return structs.replace(tolerance, rtol=rtol, atol=atol)
 
 
 @dataclass(frozen=True)
@@ -168,9 +170,10 @@ class _Comparison:
         )
 
     def _ranking(self, name: str, expected: Mapping[str, torch.Tensor], tolerance: OutputTolerance) -> OutputComparison:
-        of = self.tolerances[name].ranking_of
+        of, dim = self.tolerances[name].ranking_of, self.tolerances[name].dim
         assert of is not None
-        return _compare_ranking(name, expected[name], self.given[name], of, expected[of], self.given[of], tolerance)
+        ranked = _Ranked(of, expected[of], self.given[of], -1 if isinstance(dim, UnsetType) else dim)
+        return _compare_ranking(name, expected[name], self.given[name], ranked, tolerance)
 
 
 def compare_tensors(
@@ -201,21 +204,31 @@ def compare_tensors(
     return OutputComparison(*described, *_greatest(difference, counts), *_greatest(relative, counts), rtol, atol)
 
 
+class _Ranked(NamedTuple):
+    """Values [..., N, ...] that indices rank along a dimension."""
+
+    name: str
+    expected: torch.Tensor
+    actual: torch.Tensor
+    dim: int
+
+    def last(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Moves the dimension of values or indices to the end. Indices of `argmax` do not have it, and get it."""
+        whole = tensor if tensor.dim() == self.expected.dim() else tensor.unsqueeze(self.dim)
+        return whole.movedim(self.dim, -1)
+
+
 def _compare_ranking(
-    name: str,
-    expected: torch.Tensor,
-    actual: torch.Tensor,
-    of: str,
-    expected_values: torch.Tensor,
-    actual_values: torch.Tensor,
-    tolerance: OutputTolerance,
+    name: str, expected_at: torch.Tensor, actual_at: torch.Tensor, ranked: _Ranked, tolerance: OutputTolerance
 ) -> OutputComparison:
-    """Compares indices [..., K] that rank values [..., N].
+    """Compares indices [..., K, ...] that rank values [..., N, ...].
 
     The k-th greatest value moves by no more than the values do. So the value that `actual` picked at place k must be
     within the values' tolerance of the value that `expected` picked there. The indices may differ, because two values
     closer than the tolerance may change places.
     """
+    expected, actual = ranked.last(expected_at), ranked.last(actual_at)
+    expected_values, actual_values = ranked.last(ranked.expected), ranked.last(ranked.actual)
     count = expected_values.shape[-1]
     differs = actual != expected
     outside = (actual < 0) | (actual >= count)
@@ -233,14 +246,15 @@ def _compare_ranking(
         again.scatter_(-1, order, repeated)
     wrong = differs & (outside | too_far | again)
     tied = int((differs & ~wrong).sum())
-    notes = [f"{tied} indices differ where `{of}` ties within its tolerance"] if tied else []
+    notes = [f"{tied} indices differ where `{ranked.name}` ties within its tolerance"] if tied else []
     for which, what in ((outside, f"are outside 0..{count - 1}"), (again, "repeat")):
         if found := int((differs & which).sum()):
             notes.append(f"{found} indices {what}")
-    gap, gap_at = _greatest(difference, differs & ~outside)
+    in_place = [each.movedim(-1, ranked.dim).reshape(expected_at.shape) for each in (difference, differs & ~outside)]
+    gap, gap_at = _greatest(*in_place)
     if gap:
-        notes.append(f"greatest gap in `{of}` {gap:.3g} at {gap_at} (up to {tolerance.atol:.3g} allowed)")
-    described = name, _dtype_name(expected.dtype), tuple(expected.shape), expected.numel(), int(wrong.sum())
+        notes.append(f"greatest gap in `{ranked.name}` {gap:.3g} at {gap_at} (up to {tolerance.atol:.3g} allowed)")
+    described = name, _dtype_name(expected.dtype), tuple(expected_at.shape), expected.numel(), int(wrong.sum())
     return OutputComparison(
         *described, None, None, None, None, tolerance.rtol, tolerance.atol, "; ".join(notes) or None
     )

@@ -198,6 +198,7 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
         ("call.inputs.0.shape", [1] * 65, "65 sizes"),
         ("call.outputs.0.tolerance.ranking_of", "rows", "refers to 'rows'"),
         ("call.outputs.0.tolerance.rows_of", "scores", "refers to 'scores'"),
+        ("call.outputs.0.tolerance.dim", 0, "has dim and no ranking_of"),
         # targets
         ("targets", [], "nothing to run"),
         ("targets", [entry("targets.0")] * 2, "target 'cpu_v3'"),
@@ -259,6 +260,39 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
 )
 def test_rule_9_a_manifest_that_contradicts_itself(refused: Refused, path: str, value: object, named: str) -> None:
     refused(package(changed(path, value)), ManifestConsistencyError, named)
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "shape", "fits"),
+    [
+        ({"ranking_of": "scores"}, [2, 3, 1], True),
+        ({"ranking_of": "scores"}, [2, 3], True),
+        ({"ranking_of": "scores", "dim": 1}, [2, 9, 4], True),
+        ({"ranking_of": "scores", "dim": -2}, [2, 4], True),
+        ({"ranking_of": "scores", "dim": 1}, [None, 4], True),
+        ({"ranking_of": "scores", "dim": 1}, [2, 3, 1], False),
+        ({"ranking_of": "scores", "dim": 3}, [2, 3], False),
+        ({"ranking_of": "scores", "dim": -(2**63)}, [2, 3], False),
+        ({"ranking_of": "scores"}, [2], False),
+        ({"ranking_of": "scores"}, [2, 3, 4, 1], False),
+        ({"rows_of": "scores"}, [2, 3, 4, 5], True),
+        ({"rows_of": "scores"}, [2, 3], False),
+        ({"rows_of": "scores"}, [2, 4, 4], False),
+    ],
+)
+def test_rule_9_a_ranking_has_the_sizes_of_what_it_ranks(
+    refused: Refused, file: Path, tolerance: Document, shape: list[int | None], fits: bool
+) -> None:
+    first = {**entry("call.outputs.0"), "shape": [2, 3, 4]}
+    second = {**first, "name": "other", "shape": shape, "tolerance": {**first["tolerance"], **tolerance}}
+    result = {"type": "mapping", "keys": ["scores", "other"], "items": [TENSOR, {**TENSOR, "index": 1}]}
+    content = package(changed("call.result", result, changed("call.outputs", [first, second])))
+    if fits:
+        file.write_bytes(content)
+        with PackageReader(file) as reader:
+            assert reader.manifest.call.outputs[1].shape == tuple(shape)
+    else:
+        refused(content, ManifestConsistencyError, "their shapes do not fit")
 
 
 @pytest.mark.parametrize(

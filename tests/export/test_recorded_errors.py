@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from msgspec import UNSET
 from torch import Tensor, nn
 
 from exportkit import Tolerance
@@ -26,7 +28,7 @@ from exportkit.export.record.host_copies import HostCopies
 from exportkit.export.record.outlier_errors import with_outlier_errors
 from exportkit.export.record.reference import References, SessionReferences
 from exportkit.export.record.sequences import DrawnCall
-from exportkit.export.record.tolerances import DEFAULTS, accuracy_outputs, output_tolerances
+from exportkit.export.record.tolerances import DEFAULTS, accuracy_outputs, check_rankings, output_tolerances
 from exportkit.export.record.upcast import Upcast
 from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import edge_case_in
@@ -41,6 +43,7 @@ from tests.runtime import tiny
 # --- tolerances ------------------------------------------------------------------------------------------------------
 
 
+EXACT = OutputTolerance(rtol=0, atol=0)
 OUTPUTS = [("scores", torch.float32), ("best", torch.int64)]
 
 
@@ -74,6 +77,43 @@ def test_a_tolerance_that_is_none_is_refused_where_it_is_written(part: float) ->
 def test_one_number_alone_is_refused(numbers: tuple[float | None, float | None]) -> None:
     with pytest.raises(UsageError, match=r"only one of them is given\n.*both"):
         Tolerance(*numbers)
+
+
+@pytest.mark.parametrize(
+    ("dim", "shape", "said"),
+    [
+        (1, (2, 6, 7), None),
+        (-3, (2, 3, 6, 7), None),
+        (1, (2, None, 7), None),
+        (-1, (2, 5, 6), None),
+        (-1, (2, 6, 7), r"dim=-1, .*\n.*Say dim=1\. Or leave out"),
+        (4, (2, 3, 6, 7), r"dim=4, .*\n.*Say dim=1\. "),
+        ("1", (2, 6, 7), r"dim='1', .*\n.*Say dim=1\. "),
+        (1, (2, 5, 6, 7, 1), r"dim=1, .*\n.*Leave out the tolerance"),
+    ],
+)
+def test_indices_of_any_dimension_are_taken_and_the_right_one_is_named(dim, shape, said) -> None:
+    values = TensorOutput(name="logits", dtype="float32", shape=(2, 5, 6, 7), tolerance=EXACT)
+    tolerance = OutputTolerance(rtol=0, atol=0, ranking_of="logits", dim=dim)
+    indices = TensorOutput(name="labels", dtype="int64", shape=shape, tolerance=tolerance)
+    with nullcontext() if said is None else pytest.raises(UsageError, match=said):
+        check_rankings([values, indices])
+
+
+@pytest.mark.parametrize(
+    ("scores", "dim", "best", "rows"),
+    [((2, 5), UNSET, (2,), (2, 8)), ((5, 3), 0, (2, 3), (2, 3, 8)), ((2, 5), UNSET, (2, 3), (2, 4, 8))],
+)
+def test_rows_belong_to_indices_of_a_last_dimension(scores, dim, best, rows) -> None:
+    ranking = OutputTolerance(rtol=0, atol=0, ranking_of="scores", dim=dim)
+    gathered = OutputTolerance(rtol=0, atol=0, rows_of="best")
+    outputs = [
+        TensorOutput(name="scores", dtype="float32", shape=scores, tolerance=EXACT),
+        TensorOutput(name="best", dtype="int64", shape=best, tolerance=ranking),
+        TensorOutput(name="rows", dtype="float32", shape=rows, tolerance=gathered),
+    ]
+    with pytest.raises(UsageError, match=r"'rows' says rows_of='best'.*\n.*argmax\(-1, keepdim=True\)"):
+        check_rankings(outputs)
 
 
 def test_floating_outputs_without_numbers_are_held_to_eagers_accuracy() -> None:

@@ -29,7 +29,8 @@ class Meeting(torch.nn.Module):
 def answer(x: torch.Tensor, rows: torch.Tensor) -> list[torch.Tensor]:
     """What the model returns for a first element of 0 or 1."""
     indices = x.topk(KEPT).indices
-    return [x * 2, x * 1, indices, rows.gather(1, indices.unsqueeze(-1).expand(-1, -1, rows.shape[-1])) * 1]
+    kept = rows.gather(1, indices.unsqueeze(-1).expand(-1, -1, rows.shape[-1])) * 1
+    return [x * 2, x * 1, indices, kept, rows * 1, rows.argmax(1)]
 
 
 def library() -> Path:
@@ -81,13 +82,21 @@ def call() -> m.Call:
     x, kept = ("float32", (tiny.BATCH, 8)), (tiny.BATCH, KEPT)
     plain = tiny.tensors_call(
         {"x": x, "rows": ("float32", (tiny.BATCH, 8, 2))},
-        {"doubled": x, "scores": x, "indices": ("int64", kept), "kept": ("float32", (*kept, 2))},
+        {
+            "doubled": x,
+            "scores": x,
+            "indices": ("int64", kept),
+            "kept": ("float32", (*kept, 2)),
+            "logits": ("float32", (tiny.BATCH, 8, 2)),
+            "labels": ("int64", (tiny.BATCH, 2)),
+        },
         tolerance=m.OutputTolerance(rtol=1e-3, atol=1e-4),
         batch=(1, 64),
     )
     changes: dict[str, dict[str, object]] = {
         "indices": {"ranking_of": "scores"},
         "kept": {"rows_of": "indices"},
+        "labels": {"ranking_of": "logits", "dim": 1},
     }
     outputs = (
         msgspec.structs.replace(o, tolerance=msgspec.structs.replace(o.tolerance, **changes.get(o.name, {})))

@@ -128,6 +128,21 @@ class TestRanking:
         assert verdict.outputs[2].note == "1 of 2 rows compared: those whose `indices` agree"
         assert verdict.outputs[2].compared == 1
 
+    @pytest.mark.parametrize("keepdim", [True, False])
+    @pytest.mark.parametrize("dim", [0, 1, 2, -2])
+    def test_every_dimension_is_ranked_as_the_last_is(self, dim, keepdim):
+        scores = self.scores.reshape(1, 4, 1).movedim(1, dim)
+        best = scores.argmax(dim, keepdim=keepdim)
+        tolerance = OutputTolerance(rtol=0, atol=0, ranking_of="scores", dim=dim)
+        outputs = (self.outputs[0], TensorOutput(name="best", dtype="int64", shape=(), tolerance=tolerance))
+        near = self.scores.clone()
+        near[0, 2] = near[0, 0] - 5e-4
+        near = near.reshape(1, 4, 1).movedim(1, dim)
+        for index, agrees in ((0, True), (2, True), (1, False), (4, False)):
+            verdict = compare_outputs(outputs, [near, best], [near, torch.full_like(best, index)])
+            assert isinstance(verdict, Match) is agrees
+            assert verdict.outputs[1].shape == tuple(best.shape)
+
     def test_the_values_compared_are_each_side_s_own(self):
         # Both scores moved by less than the tolerance, so that the order of 1 and 2 changed.
         scores = torch.tensor([[0.9, 0.5005, 0.4996, 0.1]])

@@ -8,9 +8,11 @@ import torch
 from msgspec import UNSET, UnsetType
 
 from exportkit.errors import UsageError
-from exportkit.package.manifest import ANY_VALUE, GradientOf, OutputTolerance, TensorInput, TensorOutput
+from exportkit.package.manifest import ANY_VALUE, GradientOf, OutputTolerance, Size, TensorInput, TensorOutput
 from exportkit.sizes import shape_text
 from exportkit.spec import Tolerance
+
+_Shape = Sequence[int | Size | None]
 
 # Compiled code fuses operators, so it rounds and sums in another order than eager mode. The defaults of torch.testing
 # are for single operators and too tight for a whole model (huggingface/optimum#449, #978). Integers and booleans must
@@ -60,6 +62,7 @@ def output_tolerances(
                 rtol=rtol,
                 atol=atol,
                 ranking_of=tolerance.ranking_of,
+                dim=UNSET if tolerance.ranking_of is None or tolerance.dim == -1 else tolerance.dim,
                 rows_of=tolerance.rows_of,
                 gradient_of=GradientOf(output=of[0], input=of[1], scale=float(tolerance.scale))
                 if (of := tolerance.gradient_of)
@@ -102,11 +105,11 @@ def check_gradients(inputs: Sequence[TensorInput], outputs: Sequence[TensorOutpu
 
 
 def check_rankings(outputs: Sequence[TensorOutput]) -> None:
-    """Checks that what is declared to rank another output has indices of that output's last dimension.
+    """Checks that what is declared to rank another output has indices of one of that output's dimensions.
 
     Raises:
         UsageError: An output of `ranking_of` has no integers, or another shape than the output that it ranks, but for
-            the last dimension.
+            the ranked dimension; or rows are those of indices that do not belong to them.
     """
     by_name = {each.name: each for each in outputs}
     for output in outputs:
@@ -118,14 +121,40 @@ def check_rankings(outputs: Sequence[TensorOutput]) -> None:
         exact = f"Or leave out the tolerance of {output.name!r}, which must then equal eager's."
         if output.dtype not in ("int64", "int32"):
             raise UsageError(f"{what}, and indices are int64 or int32", hint=exact.removeprefix("Or ").capitalize())
-        pairs = list(zip(output.shape[:-1], ranked.shape[:-1]))
-        alike = all(None in pair or pair[0] == pair[1] for pair in pairs)
-        if not (alike and len(output.shape) == len(ranked.shape) > 0):
+        fitting = [dim for dim in range(len(ranked.shape)) if _are_indices_of(output.shape, ranked.shape, dim)]
+        dim = -1 if isinstance(output.tolerance.dim, UnsetType) else output.tolerance.dim
+        if dim not in [*fitting, *(each - len(ranked.shape) for each in fitting)]:
+            dims = " or ".join(f"dim={each}" for each in fitting)
             raise UsageError(
-                f"{what}, and it takes indices [..., K] of the last dimension of values [..., N]",
-                hint="Return both with the ranked dimension last, such as `y.movedim(1, -1)` and "
-                f"`y.argmax(1, keepdim=True).movedim(1, -1)`. {exact}",
+                f"{what}, dim={dim!r}, and indices have the sizes of the values but for the dimension that they rank",
+                hint=f"Say {dims}. {exact}" if fitting else exact.removeprefix("Or ").capitalize(),
             )
+    for output in outputs:
+        _check_rows(output, by_name)
+
+
+def _alike(left: _Shape, right: _Shape) -> bool:
+    return len(left) == len(right) and all(None in pair or pair[0] == pair[1] for pair in zip(left, right))
+
+
+def _are_indices_of(indices: _Shape, values: _Shape, dim: int) -> bool:
+    """Whether indices may be those of a dimension, which `argmax` leaves out."""
+    around = (*indices[:dim], *indices[dim + 1 :]) if len(indices) == len(values) else indices
+    return _alike(around, (*values[:dim], *values[dim + 1 :]))
+
+
+def _check_rows(output: TensorOutput, by_name: Mapping[str, TensorOutput]) -> None:
+    if output.tolerance.rows_of is None:
+        return
+    indices = by_name[output.tolerance.rows_of]
+    ranked = by_name.get(indices.tolerance.ranking_of or "", indices)
+    last = len(indices.shape) == len(ranked.shape) and indices.tolerance.dim in (UNSET, -1, len(ranked.shape) - 1)
+    if not (indices.shape and last and _alike(indices.shape, output.shape[: len(indices.shape)])):
+        raise UsageError(
+            f"the tolerance of {output.name!r} says rows_of={indices.name!r}: they are {shape_text(output.shape)} and "
+            f"{shape_text(indices.shape)}, and rows [..., K, ...] belong to indices [..., K] of a last dimension",
+            hint="Such are those of `scores.topk(k)` and of `scores.argmax(-1, keepdim=True)`.",
+        )
 
 
 def accuracy_outputs(outputs: Sequence[TensorOutput], given: Mapping[str, Tolerance]) -> tuple[str, ...]:
