@@ -73,13 +73,27 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
     metavar="MODEL.onnx",
     help="For packages: time ONNX Runtime with this model too, on the CPU with the same number of threads.",
 )
+@click.option(
+    "--candidate",
+    metavar="LIBRARY",
+    help="For `ops`: time the kernels of this library, which a program wrote, with a --reference and --calls for each.",
+)
+@repeatable(
+    "--reference", "NS::OP=FILE.py:FUNCTION", "For --candidate: what the kernel is timed beside.", to="references"
+)
+@repeatable("--calls", "NS::OP=FILE.py:FUNCTION", "For --candidate: yields the calls to time as (args, kwargs).")
+@click.option("--plot", type=OUTPUT_FILE, metavar="FILE.svg", help="Draw the times.")
 @public_key_options("each package")
 @click.option("-o", "--output", type=OUTPUT_FILE, help="Write the results as JSON, after each row.")
 def command(
     what: tuple[str, ...],
     device: str,
+    candidate: str | None,
+    references: tuple[str, ...],
+    calls: tuple[str, ...],
     threads: int | None,
     output: Path | None,
+    plot: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -99,20 +113,28 @@ def command(
     where there is one. The limit is the time to move the necessary bytes at the rate of a large copy, measured in the
     same run.
 
+    Kernels of --candidate and their references run in two processes, on new values in each round, which no cache holds.
+    Each answer is compared. The device's clock is noted.
+
     \b
     exportkit bench ops --device cpu --threads 2 -o cpu.json
     exportkit bench fused_texture top_k_patches --direction forward --against eager
     exportkit bench arr_coc.pt2 --size batch=8,gh=28,gw=28
     exportkit bench arr_coc.pt2 --onnx arr_coc.onnx --device cpu --threads 2
     exportkit bench llama.pt2 --method decode --model llama.py:spec
+    exportkit bench ops --candidate scale.so --reference my::scale=reference.py:scale --calls my::scale=sizes.py:calls
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    if output is not None:
-        check_writable(output)
+    for file in filter(None, (output, plot)):
+        check_writable(file)
     packages = [Path(name) for name in what if name.endswith(".pt2")]
     if models := [name for name in what if name.endswith(".onnx")]:
         raise click.UsageError(f"{models[0]} is timed beside a package: exportkit bench PACKAGE.pt2 --onnx {models[0]}")
     if packages and len(packages) < len(what):
         raise click.UsageError("operators and packages cannot be timed together; run bench once for each.")
+    if candidate is None and (references or calls):
+        raise click.UsageError("--reference and --calls are for --candidate.")
+    if candidate is not None and what != (_OPERATORS,):
+        raise click.UsageError("--candidate is timed by `exportkit bench ops --candidate LIBRARY`.")
     # torch's profiler, which counts memory, prints a line to stderr when it starts.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     results: Results | None = None
@@ -121,12 +143,19 @@ def command(
             step("importing torch and the operators")
             from exportkit.bench.results import encode
             from exportkit.bench.runs import run
+            from exportkit.cli.bench_candidate import candidate_rows
+            from exportkit.cli.bench_plot import bench_plot
 
             text = shlex.join(["exportkit", *sys.argv[1:]])
-            rows = _of_packages(packages, step, **options) if packages else _of_operators(what, step, **options)
+            if candidate is not None:
+                rows = candidate_rows(candidate, references, calls, step, threads=threads, **options)
+            else:
+                rows = _of_packages(packages, step, **options) if packages else _of_operators(what, step, **options)
             for results in run(rows, device=device, command=text, threads=threads, progress=step):
                 if output is not None:
                     write_whole(output, encode(results))
+                if plot is not None:
+                    write_whole(plot, bench_plot(results).encode())
     except BaseException:
         if results is not None and not as_json:
             _print(results)  # what took minutes, before the error

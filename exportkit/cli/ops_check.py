@@ -134,8 +134,8 @@ def command(
     lists = {name: tuple(value) for name, value in options.items() if isinstance(value, (list, tuple))}
     check_options = CheckOptions(
         **{**options, **lists},
-        references=dict(_of_operators("--reference", references, options["operators"])),
-        calls=dict(_of_operators("--calls", calls, options["operators"])),
+        references=dict(of_operators("--reference", references, options["operators"])),
+        calls=dict(of_operators("--calls", calls, options["operators"])),
         libraries=tuple(str(each.resolve()) if isinstance(each, Path) else each for each in op_libraries),
     )
     if statement_file is None:
@@ -169,7 +169,7 @@ def _judged(source: OperatorSource, options: CheckOptions, statement_file: Path,
     if source.kind == "model" or not options.references:
         raise click.UsageError("--candidate needs a library, and --reference for each operator to judge.")
     check_writable(statement_file)
-    given = click.get_current_context().get_parameter_source("seed") is not ParameterSource.DEFAULT
+    given = seed_given()
     with progress() as step:
         step("hashing the kernel's files")
         files = candidate.files_of(source, options)
@@ -192,7 +192,12 @@ def _judged(source: OperatorSource, options: CheckOptions, statement_file: Path,
     return found
 
 
-def _of_operators(option: str, texts: Sequence[str], operators: Sequence[str]) -> Iterator[tuple[str, str]]:
+def seed_given() -> bool:
+    """Whether the user gave --seed."""
+    return click.get_current_context().get_parameter_source("seed") is not ParameterSource.DEFAULT
+
+
+def of_operators(option: str, texts: Sequence[str], operators: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Parses "ns::op=FILE.py:function", where the operator may be left out beside a single --operator."""
     for text in texts:
         operator, equals, function = text.rpartition("=")

@@ -169,8 +169,11 @@ class Trial:
 
     def used_up(self, call: Sample, function: Callable[..., Any] | None = None) -> list[Tensor]:
         """Returns what the call produces, on the arguments themselves."""
-        results = tensors(self.run(call, function))
-        return results + call.tensors if self.subject.is_mutable else results
+        return self.produced(call, self.run(call, function))
+
+    def produced(self, call: Sample, result: Any) -> list[Tensor]:
+        """Returns the tensors of a result, and the arguments if the operator writes to one."""
+        return tensors(result) + (call.tensors if self.subject.is_mutable else [])
 
     def run(self, call: Sample, function: Callable[..., Any] | None = None) -> Any:
         """Calls the operator, or another function, on the arguments themselves."""

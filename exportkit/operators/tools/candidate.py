@@ -41,16 +41,18 @@ M = TypeVar("M", bound=Message)
 
 
 class LoadCandidate(Message, frozen=True):
-    """Asks the kernel's process to load the operators. The answer is CandidateLoaded."""
+    """Asks the kernel's process to load the operators. The answer is CandidateLoaded, with schemas of `operators`."""
 
     source: OperatorSource
     libraries: tuple[str, ...]
+    operators: tuple[str, ...] = ()
 
 
 class CandidateLoaded(Message, frozen=True):
     """The files that hold the kernels."""
 
     files: tuple[str, ...]
+    schemas: dict[str, str]
 
 
 class DrawJudgedCalls(Message, frozen=True):
@@ -63,6 +65,7 @@ class DrawJudgedCalls(Message, frozen=True):
         calls: Such a function that yields more calls, or None.
         options: The seed, the devices, the dtypes and the number of calls.
         folder: Where the tensors are written.
+        drawn: Whether calls are drawn from the schema, too.
     """
 
     operator: str
@@ -71,6 +74,7 @@ class DrawJudgedCalls(Message, frozen=True):
     calls: str | None
     options: CheckOptions
     folder: str
+    drawn: bool = True
 
 
 class JudgedCalls(Message, frozen=True):
@@ -80,11 +84,12 @@ class JudgedCalls(Message, frozen=True):
 
 
 class MakeCalls(Message, frozen=True):
-    """Asks the kernel's process to make the calls. The answer is CallsMade."""
+    """Asks the kernel's process to make the calls. The answer is CallsMade. Either they are timed, or it has a log."""
 
     operator: str
     calls: tuple[dict[str, Any], ...]
     folder: str
+    timed: bool = False
 
 
 class CallsMade(Message, frozen=True):
@@ -93,16 +98,33 @@ class CallsMade(Message, frozen=True):
     Attributes:
         refused: What it refused calls with, by their number.
         dispatched: The operators that torch's dispatcher was asked for meanwhile, but for itself.
+        milliseconds: Of each call that it did not refuse.
     """
 
     refused: dict[str, str]
-    dispatched: tuple[str, ...]
+    dispatched: tuple[str, ...] = ()
+    milliseconds: tuple[float, ...] = ()
 
 
 class JudgeAnswers(Message, frozen=True):
-    """Asks the judge to compare the answers. The answer is Judged."""
+    """Asks the judge to compare the answers, and to time the reference. The answer is Judged.
+
+    Attributes:
+        dispatched: What the kernel called.
+        against: The ways to run the reference that are timed: "eager", "compile".
+    """
 
     dispatched: tuple[str, ...]
+    against: tuple[str, ...] = ()
+
+
+class ReferenceTimes(Message, frozen=True):
+    """The milliseconds of the reference in one call, by the way it ran, with the call's sizes and its bytes."""
+
+    sizes: str
+    dtype: str
+    moved_bytes: int
+    milliseconds: dict[str, float]
 
 
 class Judged(Message, frozen=True):
@@ -110,6 +132,7 @@ class Judged(Message, frozen=True):
 
     findings: tuple[Finding, ...]
     compared: int
+    timed: tuple[ReferenceTimes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,7 +157,8 @@ def drawn_seed() -> int:
     return secrets.randbits(31)
 
 
-def _asked(child: ChildClient, command: Message, answer: type[M], timeout: float | None = None) -> M:
+def asked(child: ChildClient, command: Message, answer: type[M], timeout: float | None = None) -> M:
+    """Returns the answer of a process, or raises its error."""
     got = child.ask(command, answer, timeout=timeout)
     if isinstance(got, Failed):
         raise got.exception()
@@ -149,7 +173,7 @@ def files_of(source: OperatorSource, options: CheckOptions) -> tuple[Path, ...]:
     """
     with ChildClient("exportkit.operators.tools.candidate_worker", search_path="caller") as child:
         try:
-            return tuple(map(Path, _asked(child, LoadCandidate(source, options.libraries), CandidateLoaded).files))
+            return tuple(map(Path, asked(child, LoadCandidate(source, options.libraries), CandidateLoaded).files))
         except ChildEndedError:
             return (Path(source.text),)  # `ops check` says what happened
 
@@ -193,16 +217,16 @@ def _judge(source: OperatorSource, options: CheckOptions, checked: Checked) -> K
         kernel = stack.enter_context(ChildClient("exportkit.operators.tools.candidate_worker", search_path="caller"))
         more = given_for(operator, options.calls)
         draw = DrawJudgedCalls(operator, checked.report.schema, reference, more, options, folder)
-        calls = _asked(judge, draw, JudgedCalls).calls
+        calls = asked(judge, draw, JudgedCalls).calls
         try:
-            _asked(kernel, LoadCandidate(source, options.libraries), CandidateLoaded)
+            asked(kernel, LoadCandidate(source, options.libraries), CandidateLoaded)
             seconds = float(options.timeout * max(len(calls), 1))
-            made = _asked(kernel, MakeCalls(operator, calls, folder), CallsMade, seconds)
+            made = asked(kernel, MakeCalls(operator, calls, folder), CallsMade, seconds)
         except (ChildEndedError, TimeoutError) as error:
             how = describe_end(error.status) if isinstance(error, ChildEndedError) else "did not answer in time"
             finding = _wrong(f"The process of the kernel {how}.", "Without --candidate, the checks name the call.")
             return KernelTrial(len(calls), 0, (), (finding,))
-        answer = _asked(judge, JudgeAnswers(made.dispatched), Judged)
+        answer = asked(judge, JudgeAnswers(made.dispatched), Judged)
         findings = answer.findings
         if not answer.compared and not findings:
             said = next(iter(made.refused.values()), "there was none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from exportkit.libraries import mapped_beside_torch
 from exportkit.operators.contract.operator_trial import Subject, Trial, first_line
 from exportkit.operators.tools.call_files import read_calls, write_answers
 from exportkit.operators.tools.candidate import CallsMade, CandidateLoaded, LoadCandidate, MakeCalls
+from exportkit.operators.tools.cold_timer import ColdTimer
 from exportkit.operators.tools.list_worker import registers_operators
 from exportkit.operators.tools.registered import overload
 from exportkit.operators.tools.source import load
@@ -31,23 +33,32 @@ def load_candidate(command: LoadCandidate) -> CandidateLoaded:
     files = [path for path in mapped_beside_torch() if registers_operators(path)]
     if command.source.kind == "module" and (script := Path(command.source.text)).is_file():
         files.append(script.resolve())
-    return CandidateLoaded(tuple(map(str, files)))
+    return CandidateLoaded(tuple(map(str, files)), {name: str(overload(name)._schema) for name in command.operators})
 
 
 def make_calls(command: MakeCalls) -> CallsMade:
-    """Makes the calls, and writes down what the kernel answers and calls."""
+    """Makes the calls, and writes down what the kernel answers, and what it calls or how long it takes."""
     operator = overload(command.operator)
     trial, folder = Trial(Subject(operator, ())), Path(command.folder)
     answers: dict[int, list[Tensor]] = {}
     refused: dict[str, str] = {}
+    milliseconds: list[float] = []
     calls = read_calls(folder / "calls.safetensors", command.calls)
-    with torch.no_grad(), torch.autograd.profiler.profile() as log:
+    timer = ColdTimer(calls[0].device) if command.timed and calls else None
+    with torch.no_grad(), torch.autograd.profiler.profile(enabled=timer is None) as log:
         for number, call in enumerate(calls):
             try:
-                answers[number] = trial.used_up(call)
+                if timer is None:
+                    answers[number] = trial.used_up(call)
+                else:
+                    result, took = timer.time(partial(trial.run, call))
+                    answers[number] = trial.produced(call, result)
+                    milliseconds.append(took)
             except Exception as error:
                 refused[str(number)] = first_line(error)
     write_answers(folder / "answers.safetensors", answers)
+    if timer is not None:
+        return CallsMade(refused, milliseconds=tuple(milliseconds))
     own = operator._schema.name
     return CallsMade(refused, tuple(sorted(dispatched_by(log) - {own, command.operator})))
 

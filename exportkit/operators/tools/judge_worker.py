@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.findings import Finding, Severity
 from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES
 from exportkit.operators.contract.operator_trial import Subject, Trial, first_line
-from exportkit.operators.contract.sample import Sample, upcast
+from exportkit.operators.contract.sample import Sample, tensors, upcast
 from exportkit.operators.tools.call_files import read_answers, write_calls
-from exportkit.operators.tools.candidate import DrawJudgedCalls, JudgeAnswers, Judged, JudgedCalls
+from exportkit.operators.tools.candidate import DrawJudgedCalls, JudgeAnswers, Judged, JudgedCalls, ReferenceTimes
 from exportkit.operators.tools.candidate_worker import dispatched_by
 from exportkit.operators.tools.check_worker import calls_of_function
+from exportkit.operators.tools.checking import CheckOptions
+from exportkit.operators.tools.cold_timer import ColdTimer
 from exportkit.operators.tools.collected_calls import Collector
 from exportkit.operators.tools.journal import Journal
 from exportkit.operators.tools.registered import has_schema, overload
@@ -45,11 +48,34 @@ class _Judge:
         self._trial: Trial | None = None
         self._library: torch.library.Library | None = None
         self._reference: Callable[..., Any] | None = None
+        self._given: Callable[..., Any] | None = None
+        self._compiled: Callable[..., Any] | None = None
 
     def draw(self, command: DrawJudgedCalls) -> JudgedCalls:
         """Draws calls that the reference takes, and writes them to the folder."""
-        name, options = command.operator, command.options
+        options = command.options
         self._folder = Path(command.folder)
+        if self._trial is None:
+            self._define(command)
+        device = usable_device("cpu" if options.device == "auto" else options.device, "")
+        self._calls = self._drawn(command.operator, options, device) if command.drawn else []
+        if command.calls and self._given is not None:
+            torch.manual_seed(options.seed)
+            given = calls_of_function(command.calls, self._given)
+            self._calls += given if command.drawn else [each.with_tensors(lambda t: t.to(device)) for each in given]
+        return JudgedCalls(write_calls(self._folder / "calls.safetensors", self._calls))
+
+    def _drawn(self, name: str, options: CheckOptions, device: torch.device) -> list[Sample]:
+        dtypes = tuple(map(parse_dtype, options.dtypes))
+        journal = Journal(self._folder / "journal", options.timeout)
+        collector = Collector(overload(name), journal, [device], dtypes, (), options.seed, options.most_calls)
+        found = collector.drawn().calls
+        journal.rest()
+        return found
+
+    def _define(self, command: DrawJudgedCalls) -> None:
+        """Registers the reference as the operator's kernel."""
+        name = command.operator
         functions = {"reference": command.reference} | ({"calls": command.calls} if command.calls else {})
         found = resolve_decompositions(functions)
         if has_schema(name):
@@ -61,17 +87,8 @@ class _Judge:
         self._library = torch.library.Library(namespace, "FRAGMENT")
         self._library.define(command.schema.removeprefix(f"{namespace}::"))
         self._library.impl(rest, found["reference"], "CompositeExplicitAutograd")
-        self._reference = found["reference"]
+        self._reference, self._given = found["reference"], found.get("calls")
         self._trial = Trial(Subject(overload(name), ()))
-        dtypes = tuple(map(parse_dtype, options.dtypes))
-        device = usable_device("cpu" if options.device == "auto" else options.device, "")
-        journal = Journal(self._folder / "journal", options.timeout)
-        collector = Collector(overload(name), journal, [device], dtypes, (), options.seed, options.most_calls)
-        self._calls = collector.drawn().calls
-        journal.rest()
-        if command.calls:
-            self._calls += calls_of_function(command.calls, found["calls"])
-        return JudgedCalls(write_calls(self._folder / "calls.safetensors", self._calls))
 
     def judge(self, command: JudgeAnswers) -> Judged:
         """Compares the kernel's answers with those of the reference, in the same dtype or in float64."""
@@ -96,7 +113,28 @@ class _Judge:
         if same := sorted(of_reference & {*command.dispatched}):
             message = f"The kernel calls what the reference computes with: {', '.join(same[:4])}."
             findings.append(Finding("judged-calls", Severity.broken, message, hint="Compute the result in the kernel."))
-        return Judged(tuple(findings), len(answers))
+        return Judged(tuple(findings), len(answers), self._timed(command.against) if command.against else ())
+
+    def _timed(self, against: Sequence[str]) -> tuple[ReferenceTimes, ...]:
+        """Times the reference in each call."""
+        assert self._trial is not None
+        if self._compiled is None and "compile" in against:
+            torch._dynamo.config.recompile_limit = 1_000  # each size is compiled for itself
+            self._compiled = torch.compile(self._reference, dynamic=False)
+        ways = {"eager": self._reference, "compile": self._compiled}
+        timer = ColdTimer(self._calls[0].device)
+        found = []
+        for call in self._calls:
+            milliseconds = {}
+            for name in against:
+                run = partial(self._trial.run, call.copied(), ways[name])
+                with torch.no_grad():
+                    result, milliseconds[name] = timer.time(run)
+            moved = sum(tensor.nbytes for tensor in call.tensors + tensors(result))
+            dtype = str(call.floating_dtype or call.tensors[0].dtype).removeprefix("torch.")
+            sizes = ", ".join("x".join(map(str, tensor.shape)) or "1" for tensor in call.tensors)
+            found.append(ReferenceTimes(sizes, dtype, moved, milliseconds))
+        return tuple(found)
 
     def _expected(self, call: Sample) -> tuple[list[Tensor], list[Tensor]]:
         """Returns what the reference answers in the call's dtypes, and in float64."""

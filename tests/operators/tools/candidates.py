@@ -50,3 +50,12 @@ def refusing(x: torch.Tensor) -> torch.Tensor:
     """Takes one size alone."""
     torch._check(x.numel() == 12_345, lambda: "x must have 12345 elements")
     return x.clone()
+
+
+@_operator
+def keeping(x: torch.Tensor) -> torch.Tensor:
+    """Keeps its first answer to each shape."""
+    _floats(x)
+    if x.shape not in _answers:
+        _answers[x.shape] = own(x)
+    return _answers[x.shape].clone()

@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -68,3 +69,39 @@ def test_a_reference_that_loads_the_kernel_is_no_judge(tmp_path: Path, capsys: p
 def test_without_a_reference_there_is_nothing_to_judge_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ops", "check", str(KERNELS), "--candidate", str(tmp_path / "out.json")]) == 2
     assert "--reference for each operator" in capsys.readouterr().err
+
+
+def time_it(tmp_path: Path, name: str, *options: str) -> int:
+    operator = f"candidates::{name}"
+    given = [f"--reference={operator}={REFERENCE}", f"--calls={operator}={FOLDER / 'doubled.py'}:to_time"]
+    files = ["--output", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.svg")]
+    return main(["bench", "ops", "--candidate", str(KERNELS), "--seconds", "0.1", *given, *files, *options])
+
+
+def test_a_kernel_is_timed_beside_its_reference_on_values_that_no_cache_holds(tmp_path: Path) -> None:
+    assert time_it(tmp_path, "own", "--against", "eager") == 0
+    (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert (row["subject"], row["size"], row["dtype"]) == ("candidates::own", "300x7", "float32")
+    assert row["moved_bytes"] == 2 * 300 * 7 * 4
+    own, eager = row["measurements"]
+    assert "caches were filled" in own["note"]
+    assert "clock" in own["note"]
+    for each in (own, eager):
+        assert each["call"]["count"] >= 5
+        assert each["call"]["median"] > 0
+    picture = ElementTree.parse(tmp_path / "out.svg").getroot()
+    assert len(picture.findall("{http://www.w3.org/2000/svg}rect")) == 2
+
+
+@pytest.mark.parametrize("name", ["keeping", "patched"])
+def test_a_kernel_whose_timed_answers_are_wrong_is_not_timed(tmp_path: Path, name: str, capsys) -> None:
+    assert time_it(tmp_path, name, "--against", "eager") == 1
+    assert f"candidates::{name} is not timed. An answer of the kernel's process must" in capsys.readouterr().err
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_what_is_timed_needs_a_reference_and_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "ops", "--candidate", str(KERNELS)]) == 2
+    assert "--candidate needs --reference" in capsys.readouterr().err
+    assert time_it(tmp_path, "own", "--size", "300") == 2
+    assert "--size cannot be given with --candidate" in capsys.readouterr().err
