@@ -184,6 +184,24 @@ def test_a_weight_that_the_code_does_not_take_is_kept_to_be_compared() -> None:
     assert all(weight.record for weight in weights.weights)
 
 
+class Dropping(torch.nn.Module):
+    """Computes with a layer, and drops what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.dropped = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.dropped(x)
+        return self.used(x)
+
+
+def test_a_weight_whose_result_is_dropped_is_kept_nowhere_and_may_differ() -> None:
+    program = torch.export.export(Dropping(), (torch.rand(2, 4),))
+    records = {weight.name: weight.record for weight in ProgramWeights([program]).weights}
+    assert {name for name, record in records.items() if record is None} == {"dropped.weight", "dropped.bias"}
+
+
 def test_weights_that_a_package_cannot_hold_are_named() -> None:
     class Sparse(torch.nn.Module):
         def __init__(self) -> None:

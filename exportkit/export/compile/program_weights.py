@@ -16,6 +16,7 @@ from torch.export.graph_signature import InputKind
 
 from exportkit.errors import ExportError
 from exportkit.export.record.host_copies import HostCopies
+from exportkit.export.torch_patches.needed_nodes import needed_for
 from exportkit.export.torch_patches.patched import Function, all_patched
 from exportkit.package.consistency import WEIGHTS_DIR
 from exportkit.package.dtypes import DTYPES
@@ -207,8 +208,9 @@ def tensor_identity(name: str, tensor: torch.Tensor) -> Any:
 
 
 def _read(program: torch.export.ExportedProgram) -> list[str]:
-    """Returns the names of the state that the program reads."""
-    used = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    """Returns the names of the state that the program's outputs or checks depend on."""
+    ends = [node for node in program.graph.nodes if node.op != "placeholder" and node.is_impure()]
+    used = {node.name for node in needed_for(ends)}
     return [
         spec.target
         for spec in program.graph_signature.input_specs
