@@ -8,9 +8,6 @@ import pytest
 
 from tests.examples import example_packages, paged_package
 from tests.runtime import exportkit_run
-from tests.serve.page.conftest import browser, launch
-
-__all__ = ["browser", "launch"]
 
 
 @pytest.fixture(scope="session")

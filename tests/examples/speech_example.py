@@ -15,9 +15,9 @@ FOLDER = EXAMPLES / "speech"
 imported("exportkit_speech", FOLDER / "exportkit_speech" / "__init__.py")
 
 from exportkit_speech import __main__ as command  # noqa: E402
-from exportkit_speech import detector, listen, page, recording, speech_times  # noqa: E402
+from exportkit_speech import detector, listen, recording, speech_times  # noqa: E402
 
-__all__ = ["command", "detector", "listen", "page", "recording", "speech_times"]
+__all__ = ["command", "detector", "listen", "recording", "speech_times"]
 
 _SOUNDS = Path("/usr/share/sounds/alsa")  # of Debian's alsa-utils: 48 kHz
 

@@ -1,34 +1,12 @@
-"""The command of the example: `exportkit-speech serve`, and `exportkit-speech listen voice.wav`."""
+"""The command of the example: `exportkit-speech listen voice.wav`."""
 
 import argparse
-import os
-import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 from exportkit.errors import ExportkitError
 
 PACKAGE = Path("speech.pt2")
-MAKE = (
-    "export speech -o speech_aoti.pt2",
-    f"package speech_aoti.pt2 -o {PACKAGE}",
-    f"verify {PACKAGE}",
-)
-
-
-def serve(options: list[str]) -> int:
-    """Makes the package, if it is not there, and becomes its server. Shows each command."""
-    for command in () if PACKAGE.exists() else MAKE:
-        if status := subprocess.run(_shown(shlex.split(command)), check=False).returncode:
-            return status
-    arguments = _shown(["serve", str(PACKAGE), *options])
-    os.execv(arguments[0], arguments)
-
-
-def _shown(arguments: list[str]) -> list[str]:
-    print("$", shlex.join(["exportkit", *arguments]), file=sys.stderr, flush=True)
-    return [sys.executable, "-m", "exportkit", *arguments]
 
 
 def listen(asked: argparse.Namespace) -> int:
@@ -60,12 +38,6 @@ def listen(asked: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="exportkit-speech", description="A detector of speech with real weights.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser(
-        "serve",
-        help=f"export, package, verify and serve {PACKAGE}",
-        description=f"Makes {PACKAGE} in this folder, if it is not there, and serves it.",
-        epilog="Other options are those of `exportkit serve`.",
-    )
     heard = commands.add_parser("listen", help="say when somebody speaks in recordings")
     heard.add_argument(
         "files", nargs="+", type=Path, metavar="WAV", help="16 bits at 16 kHz or more; one after another"
@@ -82,12 +54,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Runs the command. Returns the exit code."""
-    asked, options = _parser().parse_known_args()
+    asked = _parser().parse_args()
     try:
-        if asked.command == "serve":
-            return serve(options)
-        if options:
-            _parser().error(f"unrecognized arguments: {' '.join(options)}")
         return listen(asked)
     except ExportkitError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

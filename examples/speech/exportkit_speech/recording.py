@@ -9,7 +9,7 @@ from torch import Tensor
 
 RATE = 16_000
 
-# Of the kernel that resamples, which page/static/resampler.js has, too: a sinc in a Hann window.
+# Of the kernel that resamples: a sinc in a Hann window.
 _CUTOFF = 0.95  # of 8 kHz, where it lets half of the amplitude pass
 _REACH = 24  # samples at 16 kHz, to each side
 _BLOCK = 1 << 14  # samples that are computed together
