@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _is_slow(item: pytest.Item) -> bool:
     """By folder, browser or variant."""
-    if "launch" in getattr(item, "fixturenames", ()) or item.path.parent.name in ("aarch64", "examples"):
+    if "browser" in getattr(item, "fixturenames", ()) or item.path.parent.name in ("aarch64", "examples"):
         return True
     quick = item.get_closest_marker("slow_but")
     variant = item.name.partition("[")[2].removesuffix("]")

@@ -1,5 +1,5 @@
 """The browser of the tests of the server's page."""
 
-from tests.serve.page.conftest import browser, launch
+from tests.serve.page.conftest import browser
 
-__all__ = ["browser", "launch"]
+__all__ = ["browser"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,8 +18,8 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 
 
 @pytest.fixture(scope="module")
-def launch(starts_process: None) -> Iterator[Callable[..., Browser]]:
-    """Starts the system's Chromium, without a window, with further flags.
+def browser(starts_process: None) -> Iterator[Browser]:
+    """The system's Chromium, without a window. Each test opens a context of its own in it.
 
     A module's, not the session's: playwright keeps an event loop in this thread, and other tests begin theirs.
     """
@@ -28,12 +28,8 @@ def launch(starts_process: None) -> Iterator[Callable[..., Browser]]:
     if executable is None:
         needed = os.environ.get("EXPORTKIT_REQUIRE_CHROMIUM") == "1"
         (pytest.fail if needed else pytest.skip)(f"there is no {' and no '.join(NAMES)}: apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        yield lambda *flags: driver.chromium.launch(executable_path=executable, args=[*FLAGS, *flags])
-
-
-@pytest.fixture(scope="module")
-def browser(launch: Callable[..., Browser]) -> Iterator[Browser]:
-    """The browser of most tests. Each opens a context of its own in it."""
-    with launch() as browser:
+    with (
+        playwright.sync_playwright() as driver,
+        driver.chromium.launch(executable_path=executable, args=FLAGS) as browser,
+    ):
         yield browser
