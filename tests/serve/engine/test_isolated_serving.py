@@ -8,7 +8,6 @@ import re
 import pytest
 import torch
 
-import exportkit
 from exportkit.errors import ModelLoadError
 from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.engine import model_replica
@@ -113,22 +112,3 @@ async def test_a_package_that_was_replaced_is_not_loaded_in_the_old_ones_place(
         await repository.load("rows", {})
         assert repository.ready
         assert only(repository).manifest.call != model.manifest.call
-
-
-def test_a_broken_device_counts_as_a_dead_model(rows_package, monkeypatch):
-    """Simulated: after an error of CUDA such as an illegal address, every later call of the process fails."""
-
-    def broken(device):
-        raise RuntimeError(text)
-
-    text = "CUDA error: an illegal memory access was encountered"
-    monkeypatch.setattr(torch.cuda, "synchronize", broken)
-    broken_one = model_replica.ModelReplica(lambda: exportkit.load(rows_package))
-    broken_one.check_health("forward")
-    assert broken_one.alive
-    broken_one.device = torch.device("cuda", 0)
-    broken_one.check_health("forward")
-    assert not broken_one.alive
-    assert not broken_one.restore()  # nothing that this process loads could run
-    assert broken_one.lost == broken_one.failure == f"cuda:0 is lost to this process: {text}"
-    broken_one.close()

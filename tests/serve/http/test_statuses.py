@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from typing import Any
 
 import numpy as np
@@ -78,14 +77,6 @@ def test_bodies(app: Any, body: bytes, headers: dict[str, str], status: int, wor
     reply = ask(app, "POST", INFER, body, headers)
     refused(reply, status, words)
     assert reply.headers.get("accept-encoding") == ("gzip, deflate" if status == 415 else None)
-
-
-def test_a_body_that_is_one_tensor(app: Any) -> None:
-    """Triton's raw form: the header says that there is no JSON."""
-    reply = ask(app, "POST", INFER, bytes(20), {"inference-header-content-length": "0"})
-    length = int(reply.headers["inference-header-content-length"])
-    assert json.loads(reply.body[:length])["outputs"][0]["shape"] == [5]
-    assert reply.body[length:] == bytes(20)
 
 
 def test_refusals_before_the_body_is_read(app: Any, models: EchoRepository) -> None:

@@ -62,14 +62,6 @@ def test_a_request_over_http_says_what_the_model_did() -> None:
     assert span.parent is None
 
 
-def test_the_clients_trace_goes_on() -> None:
-    span = span_of("GET", "/v2", headers={"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"})
-    assert span.context is not None
-    assert span.parent is not None
-    assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, PARENT)
-    assert span.context.trace_state.get("vendor") == "1"
-
-
 @pytest.mark.parametrize(
     ("method", "path", "name", "failed"),
     [

@@ -47,13 +47,6 @@ def test_every_dtype_and_shape_arrives_bit_for_bit(echo: Served, client: triton.
         assert not tensor.data.nbytes or address(tensor.data) % 64 == 0
 
 
-@pytest.mark.parametrize("algorithm", [None, "gzip", "deflate"])
-def test_a_body_beyond_grpc_s_own_limit_arrives(client: triton.InferenceServerClient, algorithm: str | None):
-    array = np.resize(np.random.randint(0, 5, 1000, np.uint8), 5 << 20)
-    result = client.infer("echo", triton_inputs(triton, {"x": array}), compression_algorithm=algorithm)
-    assert same(result.as_numpy("x"), array)
-
-
 def test_only_the_outputs_that_are_asked_for_are_answered(client: triton.InferenceServerClient):
     inputs = triton_inputs(triton, {name: random_array(np.dtype("int8"), (2,)) for name in "abc"})
     outputs = [triton.InferRequestedOutput(name) for name in "ca"]

@@ -101,18 +101,6 @@ def test_while_a_request_waits_its_inputs_are_in_memory_once(echo: Served, chann
 # --- deadlines and cancellation ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", ["deadline", "cancel", "close"])
-def test_a_call_that_its_client_ends_leaves_the_queue(echo: Served, end: str):
-    echo.model.hold()
-    with grpc.insecure_channel(echo.address) as channel:
-        call = channel.unary_unary(INFER).future(request(), timeout=0.3 if end == "deadline" else None)
-        echo.until(lambda: echo.model.running == 1)
-        if end != "deadline":
-            (call.cancel if end == "cancel" else channel.close)()
-        echo.until(lambda: echo.model.running == 0)
-        assert call.cancelled() or call.exception() is not None
-
-
 def test_a_stream_reads_so_many_requests_and_takes_them_along_when_it_is_cancelled(echo: Served, channel: grpc.Channel):
     echo.model.hold()
     stream = channel.stream_stream(STREAM)(iter([request()] * (MOST_REQUESTS + 50)))
