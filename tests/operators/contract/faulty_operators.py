@@ -138,10 +138,6 @@ def _taking_strides_for_granted(x: Tensor) -> Tensor:
     return x.as_strided(x.shape, dense(x.shape)) * 2
 
 
-def _loading_aligned(x: Tensor) -> Tensor:
-    return x.contiguous() * (3 if x.numel() > 1 and x.is_contiguous() and x.data_ptr() % 16 else 2)
-
-
 _BUFFERS: dict[Any, Tensor] = {}
 
 
@@ -230,50 +226,8 @@ def _written_fake(x: Tensor, out: Tensor) -> None:
     torch._check(x.shape == out.shape and x.dtype == out.dtype, lambda: "x and out must be alike")
 
 
-HELD: list[Tensor] = []
-
-
-def _holding(x: Tensor) -> Tensor:
-    HELD[:] = [x]
-    return doubled(x)
-
-
 def _infinite(x: Tensor) -> Tensor:
     return doubled(x).clamp(-1e30, 1e30)
-
-
-def _wrong_backward(ctx: Any, grad: Tensor) -> Tensor:
-    return grad * 3
-
-
-def _half_backward(ctx: Any, grad: Tensor) -> Tensor:
-    return (grad * 2).float()
-
-
-def _backward_for_dense_memory(ctx: Any, grad: Tensor) -> Tensor:
-    try:
-        return grad.as_strided(grad.shape, dense(grad.shape)) * 2
-    except RuntimeError:
-        return grad * 2
-
-
-def _constant_sizes(x: Tensor) -> Tensor:
-    return x.new_empty([int(size) for size in x.shape])
-
-
-def _of_matrices_only(x: Tensor) -> Tensor:
-    torch._check(x.dim() == 2, lambda: "x must be a matrix")
-    return x.new_empty(x.shape)
-
-
-def _refusing(x: Tensor) -> Tensor:
-    if x.dim() != 2 or not x.is_floating_point():
-        raise RuntimeError("x must be a floating matrix")
-    return doubled(x)
-
-
-def _transposed(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape[::-1]).permute(*reversed(range(x.dim())))
 
 
 def _not_filled(x: Tensor) -> Tensor:
@@ -317,9 +271,7 @@ MORE = {
         "float-parameter", _with_factor("half_a_number", _with_half_a_number), "torch.randn(1, 1), 0.5"
     ),
     "no fake": fault("fake-runs", "torch.randn(1, 1)", "without_fake", doubled, None),
-    "strides of the fake": fault("fake-strides", "torch.randn(2, 2)", "transposed", doubled, _transposed),
     "dtype of the fake": fault("fake-dtype", "torch.randn(1, 1, dtype=torch.float64)", "wide", doubled, _wide),
-    "sizes fixed by the fake": fault("exports", "torch.tensor(", "constant_sizes", doubled, _constant_sizes),
     "writing beside the elements": fault("mutation", "torch.randn(1, 1)", "writing_beside", _writing_beside),
     "nothing is written": fault(
         "declared-mutation",
@@ -330,16 +282,9 @@ MORE = {
         schema="(Tensor x, Tensor(a!) out) -> ()",
         calls=_two(),
     ),
-    "an input is held": fault("kept-inputs", "torch.randn(1, 1)", "holding", _holding),
     "an infinity is clamped": fault("infinity", "torch.randn(1, 1)", "infinite", _infinite, reference=doubled),
     "another reference": fault(
         "reference", "torch.randn(1, 1)", "of_another_reference", doubled, reference=lambda x: x * 3
-    ),
-    "aligned loads": fault(
-        "strides",
-        ".flatten(), (1, 0), value=1)[1:].view((",
-        "loading_aligned",
-        _loading_aligned,
     ),
     "strides of the first argument": fault(
         "strides",
@@ -350,17 +295,6 @@ MORE = {
         schema="(Tensor x, Tensor y) -> Tensor",
         calls=_two(),
     ),
-    "gradient": fault(
-        "gradcheck", "torch.randn(1, 1, dtype=torch.float64)", "wrong_gradient", doubled, backward=_wrong_backward
-    ),
-    "dtype of the gradient": fault(
-        "gradient-form", "torch.randn(1, 1, dtype=torch.float64)", "half_gradient", doubled, backward=_half_backward
-    ),
-    "strides of the incoming gradient": fault(
-        "gradient-strides", "torch.randn(2, 1)", "dense_gradient", doubled, backward=_backward_for_dense_memory
-    ),
-    "the fake refuses alone": fault("refuses-alike", "torch.tensor(", "matrices_only", doubled, _of_matrices_only),
-    "the kernel refuses alone": fault("refuses-alike", "torch.tensor(", "refusing", _refusing),
     "an empty tensor": fault(
         "empty", "torch.empty(", "not_filled", _not_filled, calls=tuple(c for c in matrices() if c.args[0].numel())
     ),
