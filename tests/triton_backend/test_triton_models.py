@@ -5,21 +5,19 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import tritonclient.http
-import tritonclient.utils.shared_memory as shared
 from tritonclient.utils import InferenceServerException
 
 import exportkit
 from exportkit.package.structure import flatten
 from tests.runtime import stateful, tiny
 from tests.serve.engine import rows
-from tests.triton_backend.triton_server import Tensors, Triton, given, infer, parameter
+from tests.triton_backend.triton_server import Tensors, Triton, infer, parameter
 
 
 def direct(package: Path) -> Callable[[Tensors], dict[str, torch.Tensor]]:
@@ -145,32 +143,6 @@ def test_a_value_that_is_refused_fails_alone(triton: Triton, words_package: Path
 def test_outputs_that_are_not_asked_for_are_not_sent(triton: Triton, arr_coc: str) -> None:
     wanted = [tritonclient.http.InferRequestedOutput("scores")]
     assert list(infer(triton.http, arr_coc, picture(1, 4, 4), outputs=wanted)) == ["scores"]
-
-
-@pytest.fixture
-def region() -> Iterator[object]:
-    handle = shared.create_shared_memory_region("exportkit", "/exportkit-triton-test", 1 << 20)
-    yield handle
-    shared.destroy_shared_memory_region(handle)
-
-
-def test_tensors_in_shared_memory(triton: Triton, arr_coc: str, arr_coc_package: Path, region: object) -> None:
-    inputs = picture(2, 4, 5)
-    wanted = direct(arr_coc_package)(inputs)["scores"].numpy()
-    image = inputs["image"].numpy()
-    shared.set_shared_memory_region(region, [image])
-    triton.http.register_system_shared_memory("exportkit", "/exportkit-triton-test", 1 << 20)
-    try:
-        asked = given(tritonclient.http, inputs)
-        asked[0].set_shared_memory("exportkit", image.nbytes)
-        output = tritonclient.http.InferRequestedOutput("scores")
-        output.set_shared_memory("exportkit", wanted.nbytes, offset=1 << 19)
-        triton.http.infer(arr_coc, asked, outputs=[output])
-        answer = shared.get_contents_as_numpy(region, wanted.dtype, wanted.shape, offset=1 << 19)
-        np.testing.assert_array_equal(answer, wanted)
-        del answer
-    finally:
-        triton.http.unregister_system_shared_memory("exportkit")
 
 
 def test_somebody_elses_operators(triton: Triton, softpool_package: Path) -> None:

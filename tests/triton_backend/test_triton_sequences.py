@@ -1,6 +1,6 @@
 """Methods with state in Triton: each sequence has a session, and rows of several run in one call.
 
-A sequence has one outstanding step; stress.py tries several, which Triton 24.10 itself has not always survived.
+A sequence has one outstanding step: several Triton 24.10 itself has not always survived.
 """
 
 from __future__ import annotations
@@ -86,13 +86,6 @@ def test_steps_of_many_sequences_on_a_stream_are_joined(triton: Triton, ticker_p
     assert max(each["batch_size"] for each in counted["batch_stats"]) > 1
     wait_until(lambda: triton.sessions(ticks) == 0)
     triton.http.unload_model(ticks)
-
-
-def test_a_sequence_that_is_not_there_is_refused(triton: Triton, ticks: str) -> None:
-    with pytest.raises(InferenceServerException, match="must specify the START flag on the first request"):
-        step(triton, ticks, 0, "never began")
-    with pytest.raises(InferenceServerException, match="must specify a non-zero or non-empty correlation ID"):
-        infer(triton.http, ticks, ticker.inputs(0))
 
 
 def test_an_id_may_be_used_again(triton: Triton, ticks: str) -> None:
