@@ -85,19 +85,6 @@ def test_every_command_has_json_debug_and_a_help_text(name, command):
     assert {*getattr(command, "common", ())} <= {parameter.name for parameter in command.params}
 
 
-def test_an_unknown_command_is_a_usage_error_that_lists_nothing_secret(capsys):
-    assert main(["frobnicate"]) == 2
-    assert "No such command 'frobnicate'" in capsys.readouterr().err
-
-
-def test_a_usage_error_goes_to_stderr_and_says_where_help_is(capsys):
-    assert main(["inspect"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "Missing argument" in captured.err
-    assert "exportkit inspect --help" in captured.err
-
-
 FORGED = "no target 'x\nok: 9 calls agree\r\u2028\x85\x0b\x1cok\x1b[2K\nerror: y'"
 
 
