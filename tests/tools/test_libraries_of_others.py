@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from exportkit.support import PINNED_TORCH
 from tools.libraries.library import Library
 from tools.libraries.page import DOCUMENT, page
 from tools.libraries.rows import ROWS
-from tools.libraries.steps import find, missing, tried
+from tools.libraries.steps import missing, tried
 
 pytestmark = pytest.mark.slow
 
@@ -38,27 +36,6 @@ def test_each_row_has_its_own_name_with_the_version_that_pip_takes() -> None:
     for row in ROWS:
         name, _, version = row.name.partition(",")[0].rpartition(" ")
         assert row.distribution == f"{name}=={version}" or version in row.distribution
-
-
-def test_a_library_is_a_module_or_a_file_below_a_folder_of_the_search_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "kernels").mkdir()
-    file = tmp_path / "kernels" / "_C.abi3.so"
-    file.touch()
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    assert find("kernels/_C*.so") == str(file)
-    assert find("kernels/_D*.so") is None
-    assert (find("torch.nn"), find("no_such_module.ops")) == ("torch.nn", None)
-
-
-def test_what_is_missing_is_said_with_how_to_install_it() -> None:
-    row = Library("gone 1.0", "gone==1.0", lambda: pytest.fail("it is not here"), "gone")
-    assert missing(row) == "it is not installed: pip install --no-deps gone==1.0"
-    other = Library("torch 1.0", "torch==1.0", row.spec, "torch")
-    assert missing(other) == f"torch {torch.__version__} is installed, the row is about 1.0"
-    version = torch.__version__.partition("+")[0]  # which pip takes for a build for any device
-    assert missing(Library(f"torch {version}", f"torch=={version}", row.spec, "torch")) is None
 
 
 def test_the_page_has_a_tick_or_the_number_of_a_sentence_for_each_step() -> None:
