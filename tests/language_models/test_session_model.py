@@ -126,30 +126,3 @@ def test_the_model_stays_as_it_was() -> None:
     before = (one.config._attn_implementation, one.config._experts_implementation, list(one.state_dict()))
     session("mixtral").prefill(*padded([[1, 2]], 2))
     assert (one.config._attn_implementation, one.config._experts_implementation, list(one.state_dict())) == before
-
-
-class _Entry(torch.nn.Module):
-    def __init__(self, of: SessionModel, name: str) -> None:
-        super().__init__()
-        self.of, self.name = of, name
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        answer: Tensor = getattr(self.of, self.name)(*inputs)
-        return answer
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma3", "mixtral", "mamba2"])
-def test_it_traces_with_prompts_of_any_length(name: str) -> None:
-    """The rest of the way, AOTInductor's, is gone by tests/examples/test_llm.py and by benchmarks/llm.py."""
-    texts = llm.prompts(llm.VOCABULARY)
-    count = torch.export.Dim("count", max=llm.PROMPT)
-    program = torch.export.export(
-        _Entry(session(name, 3), "prefill"),
-        padded(texts, 11),
-        dynamic_shapes=(({1: count}, None),),
-        strict=False,
-    )
-    torch.testing.assert_close(
-        program.module()(*padded(texts, 17)), session(name, 3).prefill(*padded(texts, 17)), rtol=1e-4, atol=1e-4
-    )

@@ -12,7 +12,6 @@ import torch
 import transformers
 
 from benchmarks import llm
-from exportkit import ExportSpec
 from exportkit.errors import UsageError
 from exportkit.transformers import spec, vision_spec
 from tests.export.function_models import traced
@@ -121,14 +120,6 @@ def test_odd_sizes_trace(length: int, prompt: int, batch: int) -> None:
     ends = {d.name: (d.min, d.max) for method in found.methods for d in method.call.dimensions}
     wanted = {"batch": (1, batch), "count": (1, prompt)}
     assert ends == {name: size for name, size in wanted.items() if size[1] > 1}
-
-
-@pytest.mark.slow
-def test_a_mixture_of_experts_given_as_it_is_traces() -> None:
-    shapes = {"input_ids": {0: "batch[1:2]", 1: "count[2:16]"}}
-    inputs = {"input_ids": torch.randint(1, 300, (2, 9)), "use_cache": False, "return_dict": True}
-    made = ExportSpec(model=llm.small_model("mixtral"), example_kwargs=inputs, dynamic_shapes=shapes)
-    assert traced(made, cases=3, edge_cases=False).operators == ()
 
 
 @pytest.mark.parametrize(("length", "prompt", "batch"), [(1, 1, 1), (4, 4, 2), (8, 1, 1)])
