@@ -22,11 +22,20 @@ from exportkit.onnx.files import sidecar_path
 from exportkit.package import manifest as m
 from exportkit.package.archive import write_package
 from tests.commands import run
-from tests.inspect.nets import Net
 from tests.onnx.small_models import write_small
 from tests.package import samples, stateful_samples
 from tests.package.signers import signer, write_policy
 from tests.verify.verify_artifacts import right, write_artifact
+
+
+class Net(torch.nn.Module):
+    def __init__(self, *, bias: float = 0.5) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.full((3,), bias))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": torch.relu(x + self.bias) * 2, "n": torch.ones_like(x, dtype=torch.int64).sum(1)}
+
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 Found = set[tuple[str, str, str | None]]
