@@ -69,24 +69,17 @@ def check(text: str, what: str) -> None:
         assert not line.lstrip(" ").startswith("FORGED"), (what, line)
 
 
-def test_no_string_of_a_manifest_forges_a_line_of_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("sidecar", [False, True])
+def test_no_string_of_a_manifest_forges_a_line_of_inspect(
+    sidecar: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path, shown = tmp_path / "x.pt2", 0
-    for what, document in hostile(forge.document()):
-        path.write_bytes(forge.package(document))
+    for what, document in hostile(forge.sidecar(), "onnx") if sidecar else hostile(forge.document()):
+        path.write_bytes(forge.package(document, forge.sidecar_records()) if sidecar else forge.package(document))
         text = said(capsys, "inspect", str(path))
         check(text, what)
         shown += "FORGED" in text
-    assert shown > 20  # most are refused without being repeated
-
-
-def test_no_string_of_a_sidecar_forges_a_line_of_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, shown = tmp_path / "x.pt2", 0
-    for what, document in hostile(forge.sidecar(), "onnx"):
-        path.write_bytes(forge.package(document, forge.sidecar_records()))
-        text = said(capsys, "inspect", str(path))
-        check(text, what)
-        shown += "FORGED" in text
-    assert shown > 3
+    assert shown > (3 if sidecar else 20)  # most are refused without being repeated
 
 
 @pytest.mark.process
