@@ -15,7 +15,10 @@ LEAN := $(VENV)/.lean
 READY := $(VENV)/.ready
 # Says how long a step takes: $(TIMED) "a step" command...
 TIMED := sh -c 'begin=$$(date +%s); "$$@" && echo "$$0: $$(($$(date +%s) - begin)) s"'
+# Modules get their bytecode when they are first imported, and most of those that are installed never are.
+unexport PYTHONDONTWRITEBYTECODE
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
+PIP = $(BIN)/python -m pip install -q --no-compile -c $(CONSTRAINTS)
 WHEELS := dist
 # One worker more than cores, up to 8: tests wait for compilers, browsers and other processes.
 WORKERS := $(shell n=$$(($$(nproc) + 1)); echo $$((n < 8 ? n : 8)))
@@ -68,11 +71,13 @@ $(TOOLS): constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "exportkit needs Python 3.11 or newer here, this is " + sys.version.split()[0] + ": set PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS))
-	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) numpy "setuptools>=77" wheel ninja
+	$(PIP) numpy "setuptools>=77" wheel ninja
 	@touch $@
 
 $(INSTALLED): $(TOOLS)
-	@$(TIMED) "installing torch" $(BIN)/python -m pip install -q -c $(CONSTRAINTS) torch
+	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*p["dependencies"], *p["optional-dependencies"]["demo"], sep="\n")' > $(VENV)/demo.txt
+	@$(TIMED) "installing torch" $(PIP) -r $(VENV)/demo.txt
 	@touch $@
 
 # While pip is installing torch, where make may run two jobs: the reader of packages needs none.
@@ -91,12 +96,12 @@ $(BUILT): $(INSTALLED) $(SOURCES) | $(LEAN)
 $(LEAN): pyproject.toml setup.py | $(INSTALLED) $(READER)
 	@echo "installing exportkit and compiling its operators: a minute or two"
 	@$(TIMED) "installing exportkit" env MAKEFLAGS= EXPORTKIT_CPP_RUNTIME=0 \
-		$(BIN)/python -m pip install -q -c $(CONSTRAINTS) --no-build-isolation -e ".[demo]"
+		$(PIP) --no-build-isolation -e ".[demo]"
 	@touch $@
 
 # What tests and tools need.
 $(READY): $(LEAN)
-	@$(TIMED) "installing what tests need" $(BIN)/python -m pip install -q -c $(CONSTRAINTS) "exportkit[dev]"
+	@$(TIMED) "installing what tests need" $(PIP) "exportkit[dev]"
 	@touch $@
 
 build: $(BUILT)
