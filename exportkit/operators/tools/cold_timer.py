@@ -28,7 +28,7 @@ class ColdTimer:
     def time(self, call: Callable[[], T]) -> tuple[T, float]:
         """Returns what a call returns, and its milliseconds.
 
-        On CUDA the call is launched while the caches are filled, so its kernels alone are timed. Work that it left on other
+        On CUDA the call is launched while the caches are filled, so its kernels alone are timed. What it left on other
         streams is timed, too.
         """
         if not self._cuda:
