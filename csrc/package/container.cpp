@@ -186,9 +186,11 @@ std::vector<Header> read_directory(int fd, uint64_t file_size) {
   const std::string bytes = read_at(fd, file_size - tail_size, tail_size);
   const std::string_view tail = bytes;
   if (tail.size() < kEndBytes || load<uint32_t>(tail, tail.size() - kEndBytes) != kEndSignature) {
-    throw Error(errors::kNotAnArchive, "the file (" + std::to_string(file_size) +
-                                           " bytes) does not end like a zip archive: it was cut short, something "
-                                           "was appended to it, or it is not an archive");
+    throw Error(errors::kNotAnArchive,
+                "the file (" + std::to_string(file_size) +
+                    " bytes) does not end like a zip archive: it was cut short, something "
+                    "was appended to it, or it is not an archive",
+                "Give a .pt2 that exportkit wrote; if this is one, copy it again.");
   }
   const std::string_view end = tail.substr(tail.size() - kEndBytes);
   uint64_t count = load<uint16_t>(end, 10), length = load<uint32_t>(end, 12), start = load<uint32_t>(end, 16);
