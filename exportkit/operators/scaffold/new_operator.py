@@ -93,6 +93,7 @@ def write_operator(new: NewOperator) -> WrittenFiles:
         UsageError: A name is not allowed, a file exists already, or there is no package to add the operator to.
         OSError: A file cannot be written.
     """
+    check_operator_name(new.name, ())
     package = new.package or _package_in(new.output or new.folder, new.name)
     folder = new.output or (new.folder if _is_package(new.folder, package) else new.folder / package)
     names = {"op": new.name, "package": package, "kind": new.kind, **_KINDS[new.kind]}
