@@ -130,13 +130,15 @@ weights: $(WEIGHTS) $(TRITON)
 # The tests for aarch64 follow where its compiler and emulator are installed.
 EMULATED := $(shell command -v qemu-aarch64 >/dev/null && command -v aarch64-linux-gnu-g++ >/dev/null && echo 1)
 
-# mypy uses one core; what there is to compile gets the others. Tests that are marked `slow` are for `make test-all`.
+# The linters run beside the tests, which wait now and then. Tests that are marked `slow` are for `make test-all`.
 test: WHICH := -m "not slow"
 test test-all:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_BROWSER) $(APT_SOUND) $(APT_REGISTRY) >/dev/null 2>&1; then \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_BROWSER) $(APT_SOUND) $(APT_REGISTRY) >/dev/null || true; fi
-	@$(MAKE) --no-print-directory -j2 -O build lint weights
-	$(PYTEST) $(WHICH)
+	@$(MAKE) --no-print-directory -j2 -O build weights
+	@$(MAKE) --no-print-directory lint > build/lint.log 2>&1 & lint=$$!; \
+		echo "$(PYTEST) $(WHICH)"; $(PYTEST) $(WHICH); tested=$$?; \
+		wait $$lint; linted=$$?; cat build/lint.log; exit $$((tested + linted))
 	$(if $(filter test-all,$@),$(if $(EMULATED),@$(MAKE) --no-print-directory aarch64))
 
 # Minutes are left out: tests/arr_coc/ops tries each operator in many ways, and tests/onnx converts many small models. Who
