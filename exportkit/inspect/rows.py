@@ -96,17 +96,21 @@ def dimension_text(call: Call) -> str:
 
 def target_rows(manifest: Manifest) -> list[tuple[str, str]]:
     """Returns of every target its name, what it needs, and which torch built it."""
-    return [(target.name, target_text(target)) for target in manifest.targets]
+    return [(target.name, _target_text(target, manifest.libraries)) for target in manifest.targets]
 
 
-def target_text(target: Target) -> str:
-    """Says what a target needs, and which torch built it."""
+def _target_text(target: Target, libraries: Sequence[Library]) -> str:
+    """Says what a target and its operators' libraries need, and which torch built it."""
     if target.device == "cpu":
         device = f"CPU {target.cpu_isa}" if target.cpu_isa else "CPU"
     else:
         device = f"CUDA {target.cuda_architecture}" + _other_gpus(target)
-    built = f"built with {target.built_with_torch}"
-    return f"{device}, {target.platform}, torch {target.needs_torch} or newer ({built})"
+    loaded = [e for e in libraries if e.platform == target.platform and e.device in ("cpu", target.device)]
+    bound = {each.torch_bound: Path(each.record).name for each in loaded if each.torch_bound}
+    needs = f"torch {target.needs_torch} or newer"
+    if bound:
+        needs = f"torch {' and '.join(bound)} only, as {', '.join(bound.values())}"
+    return f"{device}, {target.platform}, {needs} (built with {target.built_with_torch})"
 
 
 def _other_gpus(target: Target) -> str:

@@ -120,10 +120,10 @@ class InputPlan:
             try:
                 shape, address = value.shape, value.data_ptr()
             except RuntimeError as error:  # sparse, nested, or from torch.func's transforms and tracing
-                given = "a nested one" if value.is_nested else f"one of the layout {value.layout}"
+                got = "a nested one" if value.is_nested else f"one of the layout {value.layout}"
                 raise InputError(
-                    f"{expected} must be a dense tensor with data of its own, got {given}",
-                    hint="Under torch.func's transforms, such as vmap, tensors have none: call the model outside of them.",
+                    f"{expected} must be a dense tensor with data of its own, got {got}",
+                    hint="Under torch.func's transforms, such as vmap, it has none: call the model outside of them.",
                 ) from error
             if value.dtype is not expected.dtype or value.device != device or (not address and value.numel()):
                 self._refuse_kind(value, expected)

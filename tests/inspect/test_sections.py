@@ -8,6 +8,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from exportkit.cli.error_plot import error_plot
@@ -52,6 +53,14 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
+
+
+def test_a_target_needs_the_torch_that_its_library_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = samples.manifest()
+    library = msgspec.structs.replace(manifest.libraries[0], torch_bound="2.13")
+    write_package(tmp_path / "x.pt2", msgspec.structs.replace(manifest, libraries=(library,)), samples.RECORDS)
+    _, said, _ = run(capsys, "inspect", tmp_path / "x.pt2")
+    assert "torch 2.13 only, as libtoy_cpu.so (built with" in said
 
 
 def test_methods_state_and_sequences_are_described(stateful: Path, capsys: pytest.CaptureFixture[str]) -> None:
