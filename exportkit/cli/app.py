@@ -43,7 +43,6 @@ GROUPS = {
     "Check": {
         "verify": "Run an artifact in a fresh process and compare.",
         "inspect": "Show what an artifact holds.",
-        "diff": "Compare two packages.",
         "doctor": "Show what this machine can do; look after its cache.",
     },
     "Ship": {

@@ -96,7 +96,6 @@ def test_no_other_command_imports_it(package: Path, tuned: Path, mark: Path, tmp
         (["package", package, "--weights", tuned, "-o", out], 2),
         (["package", package, "--weights", tuned, "--no-verify", "-o", out], 2),
         (["inspect", package, "--report", tmp_path / "report.html"], 0),
-        (["diff", package, artifact("weighted")], 0),
         (["sign", package, "--key", key], 0),
     ):
         assert main([str(word) for word in command]) == code, command
@@ -121,7 +120,7 @@ def test_a_missing_library_is_not_looked_for_in_a_module_that_the_file_names(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("command", ["verify", "inspect", "sign", "diff", "bench"])
+@pytest.mark.parametrize("command", ["verify", "inspect", "sign", "bench"])
 def test_the_sidecar_of_an_onnx_model_names_nothing_that_is_called(
     command: str, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +129,6 @@ def test_the_sidecar_of_an_onnx_model_names_nothing_that_is_called(
     model = small_models.write_small(tmp_path / "evil.onnx", source=source)
     words: dict[str, list[Any]] = {
         "sign": ["--key", signer(tmp_path).private],
-        "diff": [model],
         "bench": [],  # refused: it is timed beside a package
     }
     assert main([command, str(model), *map(str, words.get(command, []))]) == (2 if command == "bench" else 0)
