@@ -83,8 +83,7 @@ def write_compiled(
         CompilerError: This machine has no usable C++ compiler.
     """
     programs = [method.program for method in traced.methods]
-    weights = None if plan.embed_weights else ProgramWeights(programs, traced.copies)
-    traced.copies.clear()  # the package's records hold what it needs
+    weights = None if plan.embed_weights else ProgramWeights(programs)
     with temporary_folder(None, "exportkit-compile") as folder:
         compiled = [
             compile_methods(traced, folder / str(number), plan, isa, weights=weights, progress=progress)
@@ -128,7 +127,6 @@ def write_program(traced: Traced, out: Path, *, device: torch.device, version: s
     Raises:
         ExportError: torch cannot write the program to a file.
     """
-    traced.copies.clear()
     saved = {_program_record(method.name): _saved(method.program) for method in traced.methods}
     program = Program(
         records={method.name: _program_record(method.name) for method in traced.methods},

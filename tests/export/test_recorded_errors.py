@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +20,9 @@ from exportkit.errors import UsageError
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.placement import prepared
-from exportkit.export.record import host_copies, record, upcast
+from exportkit.export.record import record, upcast
 from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
 from exportkit.export.record.eager_run import EagerRun, run_eagerly
-from exportkit.export.record.host_copies import HostCopies
 from exportkit.export.record.outlier_errors import with_outlier_errors
 from exportkit.export.record.reference import References, SessionReferences
 from exportkit.export.record.sequences import DrawnCall
@@ -263,7 +261,7 @@ def test_the_largest_drawn_case_does_for_all_cases(monkeypatch: pytest.MonkeyPat
     assert asked == [max(case.calls[0].sizes["batch"] for case in drawn)]
 
 
-# --- weights of a large model are moved, upcast and copied to the host once, or by parts -----------------------------
+# --- weights of a large model are moved and upcast once, or where they are used ------ -----------------------------
 
 
 class Products(nn.Module):
@@ -377,20 +375,3 @@ def test_a_model_that_moves_is_not_copied_before(monkeypatch: pytest.MonkeyPatch
         assert (moved.calls, model.calls) == (["moved"], [])
     assert copied == [torch.int64]  # what stays as it is
     assert model.first.weight.dtype is torch.float32
-
-
-def test_a_tensor_of_a_gpu_is_copied_to_the_host_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    monkeypatch.setattr(host_copies, "elements", lambda tensor: made.append(tensor) or memoryview(b"abc"))
-
-    def on_gpu(address: int) -> Any:
-        like = {"device": torch.device("cuda", 0), "dtype": torch.float32, "shape": (3,), "stride": lambda: (1,)}
-        return SimpleNamespace(data_ptr=lambda: address, **like)
-
-    copies, weight, other = HostCopies(), on_gpu(512), on_gpu(1024)
-    contents = [copies.elements(tensor) for tensor in (weight, weight, on_gpu(512), other)]
-    assert made == [weight, other]
-    assert contents[0] is contents[1]
-    copies.clear()
-    copies.elements(weight)
-    assert made == [weight, other, weight]

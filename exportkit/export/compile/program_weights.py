@@ -15,7 +15,7 @@ from torch._inductor import config
 from torch.export.graph_signature import InputKind
 
 from exportkit.errors import ExportError
-from exportkit.export.record.host_copies import HostCopies
+from exportkit.export.record.host_copies import elements
 from exportkit.export.torch_patches.needed_nodes import needed_for
 from exportkit.export.torch_patches.patched import Function, all_patched
 from exportkit.package.consistency import WEIGHTS_DIR
@@ -33,19 +33,14 @@ class ProgramWeights:
             the CPU.
     """
 
-    def __init__(self, programs: Sequence[torch.export.ExportedProgram], copies: HostCopies | None = None) -> None:
+    def __init__(self, programs: Sequence[torch.export.ExportedProgram]) -> None:
         """Takes the weights of programs, which share them. One with gaps between its elements is replaced.
-
-        Args:
-            programs: The programs.
-            copies: The copies of their weights on the host that are there.
 
         Raises:
             ExportError: A package cannot hold a weight.
         """
         self.records: dict[str, memoryview] = {}
         self._weights: dict[str, Weight] = {}
-        self._copies = copies or HostCopies()
         self._names: dict[str, str] = {}  # the weight's name, by each name in the state: aliases too
         without_gaps: dict[Any, torch.Tensor] = {}
         for program in programs:
@@ -58,7 +53,7 @@ class ProgramWeights:
         # The compiler may have computed with a weight that the program reads and the code does not. The package keeps
         # it, so that a loader can tell whether another state has the same value.
         read = {self._names[name]: state[name] for program in programs for name in _read(program)}
-        contents = [self._copies.elements(tensor) for tensor in read.values()]
+        contents = [elements(tensor) for tensor in read.values()]
         with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 16)) as pool:  # hashing does not hold the GIL
             for name, content, digest in zip(read, contents, pool.map(_sha256, contents)):
                 self._keep(name, content, digest)
@@ -136,10 +131,10 @@ class ProgramWeights:
                 if (known.dtype, known.shape, known.strides) != (described.dtype, described.shape, described.strides):
                     raise ExportError(f"the compiler changed the layout of the weight {constant}", hint=_EMBED)
             else:
-                name = f"{constant}@{_sha256(self._copies.elements(tensor))[:16]}"
+                name = f"{constant}@{_sha256(elements(tensor))[:16]}"
                 self._weights.setdefault(name, msgspec.structs.replace(described, name=name, state=False))
             if self._weights[name].record is None:
-                content = self._copies.elements(tensor)
+                content = elements(tensor)
                 self._keep(name, content, _sha256(content))
             found[constant] = name
         return found

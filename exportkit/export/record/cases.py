@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +15,7 @@ from exportkit.errors import ExportError, UsageError
 from exportkit.export.models.call_signature import BoundCall, describe_call
 from exportkit.export.models.method_specs import matches
 from exportkit.export.models.source_lines import users_code
-from exportkit.export.record.host_copies import HostCopies, elements
+from exportkit.export.record.host_copies import elements
 from exportkit.export.torch_patches.control_flow import eager_control_flow
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Call
@@ -93,36 +92,27 @@ def eager_mode(*, tf32: bool = False) -> Iterator[None]:
         yield
 
 
-def state_sha256(model: torch.nn.Module, state: Iterable[str] = (), copies: HostCopies | None = None) -> str:
+def state_sha256(model: torch.nn.Module, state: Iterable[str] = ()) -> str:
     """Hashes a model's parameters and buffers: names, dtypes, shapes and bytes, on any device.
 
     Args:
         model: The model.
         state: Patterns of what to leave out, which is no weight: a spec's `state`.
-        copies: Keeps the copies on the host, if they are needed again.
     """
     patterns = tuple(state)
     tensors = model.state_dict(keep_vars=True)
     tied = {id(t) for n, t in tensors.items() if matches(n, patterns)}
     tied |= {id(t) for n, t in model.named_buffers(remove_duplicate=False) if matches(n, patterns)}
     plain = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor) and id(t) not in tied}
-    return digest_of_state(plain, copies)
+    return digest_of_state(plain)
 
 
-def digest_of_state(state: Mapping[str, torch.Tensor], copies: HostCopies | None = None) -> str:
-    """Returns the `state_sha256` of a model with this state, and keeps copies of it on the host if asked to."""
+def digest_of_state(state: Mapping[str, torch.Tensor]) -> str:
+    """Returns the `state_sha256` of a model with this state."""
     digest = hashlib.sha256()
-    with ThreadPoolExecutor(1) as hashing:  # while the next tensor is copied from a GPU
-        added: Future[None] | None = None
-        for name, tensor in sorted(state.items()):
-            if tensor.is_contiguous():
-                content = copies.elements(tensor) if copies else elements(tensor)
-            else:
-                content = elements(tensor.detach().cpu().contiguous())
-            if added is not None:
-                added.result()
-            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-            added = hashing.submit(digest.update, content)
+    for name, tensor in sorted(state.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(elements(tensor if tensor.is_contiguous() else tensor.detach().cpu().contiguous()))
     return digest.hexdigest()
 
 

@@ -1,9 +1,8 @@
-"""The elements of tensors as bytes on the host, where they are hashed and written. Each is copied there once."""
+"""The elements of tensors as bytes on the host, where they are hashed and written."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import torch
 
@@ -24,23 +23,3 @@ def initial_record(tensor: torch.Tensor) -> tuple[str | None, memoryview]:
     if not len(content) or not torch.frombuffer(content, dtype=torch.uint8).any():
         return None, content
     return f"{STATE_DIR}/{hashlib.sha256(content).hexdigest()}", content
-
-
-class HostCopies:
-    """Copies of a GPU's tensors, which stay until all that needs them is done: a digest, and the package."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, tuple[torch.Tensor, memoryview]] = {}
-
-    def elements(self, tensor: torch.Tensor) -> memoryview:
-        """Returns what the function of this name does. The tensor must not change afterwards."""
-        if tensor.device.type == "cpu":
-            return elements(tensor)
-        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        if key not in self._known:
-            self._known[key] = tensor, elements(tensor)  # the tensor stays: another one could get its address
-        return self._known[key][1]
-
-    def clear(self) -> None:
-        """Forgets the copies, where nothing needs them any more."""
-        self._known.clear()

@@ -21,7 +21,6 @@ from exportkit.export.provenance import provenance
 from exportkit.export.record.cases import MAX_CASE_BYTES, state_sha256
 from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
 from exportkit.export.record.eager_run import run_eagerly
-from exportkit.export.record.host_copies import HostCopies
 from exportkit.export.record.record import MAX_CASES_BYTES, RecordedCase, record_cases, record_run
 from exportkit.export.record.sequences import draw_calls
 from exportkit.export.sizes.shapes import Shapes, dynamic_sizes, merge_shapes, with_ranges
@@ -71,13 +70,12 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         progress("comparing the program with the cases")
         cases += tried
         check_programs(described, traced, cases, values=not free)
-        copies = HostCopies()
         source = Source(
             model=model.name,
             model_kwargs=dict(model.model_kwargs),
             dtype=options.dtype,
             seed=model.seed,
-            state_sha256=state_sha256(spec.model, spec.state, copies),
+            state_sha256=state_sha256(spec.model, spec.state),
         )
     operators = {k: v for each in methods for k, v in graph_operators(each.program.graph_module).items()}
     return Traced(
@@ -89,7 +87,6 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         name=options.name or spec.name or _class_name(spec.model),
         state=state,
         initial=initial,
-        copies=copies,
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from exportkit.export.record.host_copies import HostCopies
 from exportkit.export.record.record import RecordedCase
 from exportkit.package.archive import Content
 from exportkit.package.manifest import (
@@ -57,7 +56,6 @@ class Traced:
         name: The package's name.
         state: The state.
         initial: What it begins with, by record.
-        copies: The copies of its weights on the host.
     """
 
     methods: tuple[TracedMethod, ...]
@@ -68,4 +66,3 @@ class Traced:
     name: str
     state: tuple[StateTensor, ...] = ()
     initial: Mapping[str, Content] = field(default_factory=dict)
-    copies: HostCopies = field(default_factory=HostCopies)
