@@ -213,10 +213,9 @@ def judged(injected: Injected, dtype: torch.dtype) -> OutputComparison:
         call = AnsweredCall([output], {"scores": eager}, ["scores"], model=right, bound=bound)
         computed = wide_answers([call])
         assert computed is not None
-        found = session_references([call], computed, tf32=False)
+        (found,) = session_references([call], computed, tf32=False)
         assert found is not None
-        assert found.parts[0] is not None
-        reference = Reference(found.parts[0].outputs, {}, fresh=True)
+        reference = Reference(found.outputs, {}, fresh=True)
         verdict = compare_outputs([output], [eager], [wrong(image)], reference=reference)
     assert isinstance(verdict, (Match, Mismatch))
     return verdict.outputs[0]

@@ -43,8 +43,8 @@ def references(
     by_name = {output.name: tensor for output, tensor in zip(outputs, eager)}
     call = AnsweredCall(outputs, by_name, wanted, model=model, bound=bound)
     computed = wide_answers([call])
-    found = session_references([call], computed, tf32=tf32) if computed else None
-    return found.parts[0] if found else None
+    found = session_references([call], computed, tf32=tf32) if computed else [None]
+    return found[0]
 
 
 def known(model: nn.Module, x: Tensor) -> References | None:

@@ -14,7 +14,7 @@ from exportkit.export.record.eager_methods import DescribedModel, EagerAnswer, E
 from exportkit.export.record.reference import (
     Answered,
     AnsweredCall,
-    SessionReferences,
+    References,
     SessionState,
     WideAnswers,
     session_references,
@@ -68,10 +68,10 @@ class EagerRun:
         keys = [result_keys(number, call, reference=reference) for number, call in enumerate(calls)]
         return [*keys, state_keys(self.model.state, reference=reference)]
 
-    def references(self) -> SessionReferences | None:
-        """What eager should have answered, for the results that need a reference."""
+    def references(self) -> list[References | None]:
+        """What eager should have answered in each part, for the results that need a reference."""
         if not any(part.wanted for part in self.parts) or self.wide is None:
-            return None
+            return [None] * len(self.parts)
         return session_references(self.parts, self.wide, tf32=self.model.tf32)
 
 

@@ -16,7 +16,7 @@ from exportkit.accuracy import allowed_error, differences, distance, eager_error
 from exportkit.export.record.eager_run import EagerRun
 from exportkit.export.record.edge_values import GREAT
 from exportkit.export.record.outlier_errors import is_outlier
-from exportkit.export.record.reference import Answered, References, SessionReferences
+from exportkit.export.record.reference import Answered, References
 from exportkit.export.record.rounding import perturbed_answers
 from exportkit.package.case_files import results_in, worst
 from exportkit.package.manifest import Accuracy, TensorOutput
@@ -87,7 +87,7 @@ class NumericalStability:
         return True
 
 
-def eager_moves(eager_run: EagerRun, known: SessionReferences | None) -> dict[str, Accuracy]:
+def eager_moves(eager_run: EagerRun, known: Sequence[References | None]) -> dict[str, Accuracy]:
     """Returns how far eager moves when it rounds otherwise, by the name of a result's tensor in a case's file.
 
     A result is left out if it moves by no more than the verdicts allow, or if the spec gives numbers for it.
@@ -96,9 +96,9 @@ def eager_moves(eager_run: EagerRun, known: SessionReferences | None) -> dict[st
         eager_run: What eager answered.
         known: What eager should have answered.
     """
-    found, wide = known.parts if known else [None] * len(eager_run.parts), eager_run.wide
+    wide = eager_run.wide
     far = wide.far() if wide else 0.0
-    parts = [_Part(*each, far) for each in zip(eager_run.keys(), eager_run.parts, found)]
+    parts = [_Part(*each, far) for each in zip(eager_run.keys(), eager_run.parts, known)]
     moves: dict[str, Accuracy] = {}
     may_move = wide is None or wide.decides or any(part.lacks_references for part in parts)
     for other in _others(eager_run) if may_move else ():
@@ -150,8 +150,7 @@ def _others(eager_run: EagerRun, *, great: bool = False) -> Iterator[Sequence[_R
     if eager_run.wide is not None:
         yield eager_run.wide.narrowed(eager_run.parts)
     for seed in range(_RUNS):
-        run = perturbed_answers(eager_run, seed)
-        yield None if run is None or run.undefined or (great and run.blends) else run.parts
+        yield perturbed_answers(eager_run, seed, great=great)
 
 
 def _same(output: TensorOutput, eager: _Results, other: _Results, references: _Results, error: Accuracy) -> bool:

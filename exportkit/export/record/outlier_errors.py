@@ -14,7 +14,7 @@ import torch
 
 from exportkit.accuracy import allowed_error, eager_error
 from exportkit.export.record.eager_run import EagerRun
-from exportkit.export.record.reference import References, SessionReferences
+from exportkit.export.record.reference import References
 from exportkit.export.record.rounding import perturbed_answers
 from exportkit.package.manifest import Accuracy, TensorOutput
 
@@ -23,21 +23,15 @@ _RUNS = 4
 _MOST = 4  # times eager's: beyond, rounding decides between values
 
 
-def with_outlier_errors(known: SessionReferences, eager_run: EagerRun) -> SessionReferences:
-    """Takes the greatest error from several runs where it is far above the others.
-
-    Args:
-        known: What eager should have answered, with its errors.
-        eager_run: What eager answered.
-    """
-    parts = list(known.parts)
+def with_outlier_errors(known: Sequence[References | None], eager_run: EagerRun) -> list[References | None]:
+    """Takes eager's greatest error from several runs where it is far above the others."""
+    parts = list(known)
     outliers = [_outliers(references, answered.results) for references, answered in zip(parts, eager_run.parts)]
     for seed in range(_RUNS if any(outliers) else 0):
-        run = perturbed_answers(eager_run, seed)
-        if run is not None and not run.undefined:
-            seen = zip(parts, outliers, run.parts)
+        if (run := perturbed_answers(eager_run, seed)) is not None:
+            seen = zip(parts, outliers, run)
             parts = [references and _learned(references, few, results) for references, few, results in seen]
-    return replace(known, parts=tuple(parts))
+    return parts
 
 
 def _outliers(references: References | None, outputs: Sequence[TensorOutput]) -> dict[TensorOutput, Accuracy]:

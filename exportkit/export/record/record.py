@@ -131,10 +131,9 @@ def record_run(eager_run: EagerRun, *, edge_case: str = "", outliers: bool = Fal
         edge_case: What makes the inputs edge values.
         outliers: Whether errors that few elements have count as in several runs. One case of a package does for all.
     """
-    known = eager_run.references()
-    if known and outliers:
-        known = with_outlier_errors(known, eager_run)
-    found: Sequence[References | None] = known.parts if known else [None] * len(eager_run.parts)
+    found = eager_run.references()
+    if outliers:
+        found = with_outlier_errors(found, eager_run)
     recorded = {each.name for each in eager_run.state}
     tensors: dict[str, torch.Tensor] = {}
     for number, answered in enumerate(eager_run.answered):
@@ -145,7 +144,7 @@ def record_run(eager_run: EagerRun, *, edge_case: str = "", outliers: bool = Fal
         tensors |= named_results(keys, {name: tensor for name, tensor in part.eager.items() if name in own})
     for keys, reference in zip(eager_run.keys(reference=True), found):
         tensors |= named_results(keys, reference.outputs if reference else {})
-    moves = {} if edge_case else eager_moves(eager_run, known)
+    moves = {} if edge_case else eager_moves(eager_run, found)
     metadata = {EDGE_CASE: edge_case, MOVES: msgspec.json.encode(moves).decode() if moves else ""}
     return RecordedCase(
         calls=tuple(
@@ -153,7 +152,7 @@ def record_run(eager_run: EagerRun, *, edge_case: str = "", outliers: bool = Fal
             for c, r in zip(eager_run.calls, found)
         ),
         tensors=save(tensors, metadata={key: text for key, text in metadata.items() if text} or None),
-        reference_dtype=known.dtype if known else None,
+        reference_dtype=next((each.dtype for each in found if each), None),
         state_accuracy=dict(found[-1].accuracy) if found[-1] else {},
         structures=eager_run.structures,
         edge_case=edge_case,

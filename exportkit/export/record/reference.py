@@ -86,14 +86,6 @@ class SessionState(Answered):
 
 
 @dataclass(frozen=True)
-class SessionReferences:
-    """The references of each call of a session, then of the state after the last; None where there are none."""
-
-    dtype: Literal["float64", "float32"]
-    parts: tuple[References | None, ...]
-
-
-@dataclass(frozen=True)
 class WideAnswers:
     """What a session gives in a wide dtype.
 
@@ -164,22 +156,20 @@ def wide_answers(calls: Sequence[AnsweredCall], state: SessionState = SessionSta
     return None
 
 
-def session_references(answered: Sequence[Answered], computed: WideAnswers, *, tf32: bool) -> SessionReferences | None:
-    """Returns what eager should have answered.
+def session_references(answered: Sequence[Answered], computed: WideAnswers, *, tf32: bool) -> list[References | None]:
+    """Returns what eager should have answered in each call of a session, then in the state; None where that is unknown.
+
+    A result has no reference if eager is so far from it that both cannot be the same function: the model draws random
+    numbers, or decides otherwise where two values are nearly equal.
 
     Args:
         answered: What it answered to the calls of a session, in order, and the state after them.
         computed: The same in a wide dtype.
         tf32: Whether eager may have used TF32.
-
-    Returns:
-        The references. A result has none if eager is so far from it that both cannot be the same function: the model
-        draws random numbers, or decides otherwise where two values are nearly equal. None if no result has one.
     """
     limit = computed.far(tf32=tf32)
     dtype: Literal["float64", "float32"] = "float64" if computed.dtype is torch.float64 else "float32"
-    found = tuple(_credible(dtype, part, each, limit) for part, each in zip(computed.parts, answered))
-    return SessionReferences(dtype, found) if any(found) else None
+    return [_credible(dtype, part, each, limit) for part, each in zip(computed.parts, answered)]
 
 
 def wide_calls(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -181,21 +180,6 @@ def _eps(tensor: torch.Tensor) -> float:
     return torch.finfo(tensor.dtype).eps
 
 
-@dataclass(frozen=True)
-class PerturbedAnswers:
-    """What a run answered.
-
-    Attributes:
-        parts: The results of each call, then the state after them, by name.
-        undefined: As `Rounded.undefined`.
-        blends: As `Rounded.blends`.
-    """
-
-    parts: Sequence[Mapping[str, torch.Tensor]]
-    undefined: bool
-    blends: bool
-
-
 def _attention_with_modes() -> AbstractContextManager[None]:
     """Lets flex_attention call its operator itself: torch compiles the call, and refuses to where there is a mode."""
     attention = sys.modules.get("torch.nn.attention.flex_attention")
@@ -204,12 +188,18 @@ def _attention_with_modes() -> AbstractContextManager[None]:
     return patched("flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", lambda _: True)
 
 
-def perturbed_answers(eager_run: EagerRun, seed: int) -> PerturbedAnswers | None:
-    """Answers the calls of a session once more, rounding otherwise. None if the model refuses what it computes then.
+def perturbed_answers(
+    eager_run: EagerRun, seed: int, *, great: bool = False
+) -> Sequence[Mapping[str, torch.Tensor]] | None:
+    """Answers the calls of a session once more, rounding otherwise: the results of each call, then the state, by name.
 
     Args:
         eager_run: What eager answered.
         seed: Of the roundings.
+        great: Whether the inputs have infinities or the like, which right code may blend with others.
+
+    Returns:
+        None if the model refuses what it computes then, or if right code may answer anything.
     """
     models = {call.model for call in eager_run.answered}
     weights = [
@@ -227,4 +217,5 @@ def perturbed_answers(eager_run: EagerRun, seed: int) -> PerturbedAnswers | None
     finally:
         if mode.met_control_flow:
             torch.compiler.reset()  # torch.cond was compiled in the mode, and would be refused from now on
-    return PerturbedAnswers([each.eager for each in again.parts], mode.undefined, mode.blends)
+    anything = mode.undefined or (great and mode.blends)
+    return None if anything else [each.eager for each in again.parts]
