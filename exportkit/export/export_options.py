@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from exportkit.errors import UsageError
-from exportkit.export.cpu_isas import CpuIsa
 
 CudaArch = Literal["native", "native+ptx"]
 
@@ -98,7 +97,7 @@ class CompileOptions:
         cache: Takes code that was compiled before from the cache, and keeps there what is compiled.
     """
 
-    cpu_isas: Sequence[CpuIsa] = ()
+    cpu_isas: Sequence[str | None] = ()
     cuda_arch: CudaArch = "native+ptx"
     inductor_config: Mapping[str, Any] = field(default_factory=dict)
     embed_weights: bool = False

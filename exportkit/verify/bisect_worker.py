@@ -185,11 +185,13 @@ class Cutter:
             return
         given = self._command.given
         plan = CompilePlan(
-            self._device,
-            (self._target.cpu_isa,),
+            device=self._device,
+            cpu_isas=(self._target.cpu_isa,),
+            cuda_arch="native",
             inductor_config=given.inductor_config,
             embed_weights=not self._manifest.weights,
             eager_kernels=given.eager_kernels,
+            cache=False,
         )
         write_compiled(traced, out, plan, version="0")
 

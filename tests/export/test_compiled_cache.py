@@ -202,7 +202,7 @@ def test_an_export_that_repeats_compiles_nothing(tmp_path: Path, monkeypatch: py
     def compiled(folder: str, *, value: float = 1.0, cache: bool = True) -> Any:
         found = traced(spec_of(Model(value), torch.rand(3)), cases=1)
         weights = ProgramWeights([method.program for method in found.methods])
-        plan = CompilePlan(CPU, [isa], cache=cache)
+        plan = CompilePlan(device=CPU, cpu_isas=[isa], cache=cache)
         return compile_methods(found, tmp_path / folder, plan, isa, weights=weights, progress=said.append)
 
     first = compiled("first")

@@ -52,7 +52,7 @@ def _kernels(found: Traced, folder: Path, threads: int) -> str:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        plan, isa = CompilePlan(CPU, [default_cpu_isa()]), default_cpu_isa()
+        plan, isa = CompilePlan(device=CPU, cache=False), default_cpu_isa()
         return kernels_of(lambda: compile_methods(found, folder, plan, isa, weights=None, progress=silent))
     finally:
         torch.set_num_threads(before)
@@ -148,7 +148,9 @@ def test_kernels_of_a_gpu_do_not_depend_on_what_else_it_does(
     """Inductor times no forms of kernels against each other, unless it is asked to. Simulated: there is a GPU."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     config = {} if wanted is None else read_inductor_config({"triton.autotune_pointwise": str(wanted)})
-    seen = options_of(tmp_path, monkeypatch, CompilePlan(torch.device("cuda"), [None], inductor_config=config))
+    seen = options_of(
+        tmp_path, monkeypatch, CompilePlan(device=torch.device("cuda"), inductor_config=config, cache=False)
+    )
     assert seen["triton.autotune_pointwise"] is bool(wanted)
 
 
@@ -159,7 +161,7 @@ def test_code_calls_no_functions_that_an_operator_library_offers_it(
     """A loader opens libraries so that code cannot find their functions: operators are called as others are."""
     offered = {torch.ops.aten.relu.default: ["AOTITorchError aoti_torch_cpu_relu(AtenTensorHandle, AtenTensorHandle*)"]}
     with torch._inductor.config.patch("aot_inductor.custom_ops_to_c_shims", offered):
-        seen = options_of(tmp_path, monkeypatch, CompilePlan(CPU, [None]))
+        seen = options_of(tmp_path, monkeypatch, CompilePlan(device=CPU, cache=False))
     assert seen["aot_inductor.custom_ops_to_c_shims"] == {}
 
 

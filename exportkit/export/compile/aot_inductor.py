@@ -8,9 +8,9 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -19,7 +19,7 @@ from torch._inductor import config
 from exportkit.errors import CompilerError
 from exportkit.export.compile.compile_key import compile_key
 from exportkit.export.compile.compile_plan import CompilePlan
-from exportkit.export.compile.compiled_cache import find_code, keep_code
+from exportkit.export.compile.compiled_cache import Code, find_code, keep_code
 from exportkit.export.compile.program_fingerprint import UnknownPartError
 from exportkit.export.compile.program_weights import ProgramWeights
 from exportkit.export.compile.toolchain import compiling_for, torch_minor
@@ -42,15 +42,8 @@ _SCATTER_LOSES_ITS_DTYPE = ("2.11", "2.12")
 """Where a number is scattered into a constant, Inductor of these writes int64 for 1: pytorch/pytorch#186481."""
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """A target with its files, for one or several methods.
-
-    Attributes:
-        target: For the manifest.
-        records: Files or contents, by name in the archive.
-        operators: The custom operators that the code calls through the dispatcher.
-    """
+class Compiled(NamedTuple):
+    """A target, its files or contents by name in the archive, and the custom operators that it calls."""
 
     target: Target
     records: Mapping[str, bytes | Path]
@@ -82,32 +75,27 @@ def compile_methods(
     """
     if plan.device.type == "cuda":
         torch.cuda.empty_cache()  # of what recording left: Inductor tries kernels on copies of large weights
-    targets: list[Target] = []
+    name, tf32 = _target_name(plan.device, cpu_isa), traced.provenance.tf32
+    ptx = plan.device.type == "cuda" and plan.cuda_arch == "native+ptx" and _can_add_ptx(plan.device, progress)
+    files: list[Path] = []
+    constants: dict[str, dict[str, str]] = {}
     records: dict[str, bytes | Path] = {}
     operators: dict[str, Operator] = {}
+    needs = [OLDEST_TORCH]
     for method in traced.methods:
         of = "" if method.name == FORWARD else f"{method.name} "
         progress(f"compiling {of}for {_target_text(plan.device, cpu_isa)} with {_compiler(plan)[-1]}")
         own = folder / method.name
         own.mkdir(parents=True, exist_ok=True)
-        tf32 = traced.provenance.tf32
-        target, files, constants = _code(method.program, own, plan, cpu_isa, weights, tf32=tf32, progress=progress)
-        outside = weights.take(constants, plan.device) if weights else {}
-        found, called, oldest = _records(files, code_folder(target.name, method.name))
-        needs = max(target.needs_torch, oldest, key=_version)
-        targets.append(msgspec.structs.replace(target, constants={method.name: outside}, needs_torch=needs))
+        code = _code(method.program, own, plan, cpu_isa, weights, ptx=ptx, tf32=tf32, progress=progress)
+        constants[method.name] = weights.take(code.constants, plan.device) if weights else {}
+        found, called, oldest = _records(code.files, code_folder(name, method.name))
+        files += code.files
+        needs.append(oldest)
         records |= found
         operators |= {operator.name: operator for operator in called}
-    codes = [each.cuda_architecture for each in targets]
-    target = msgspec.structs.replace(
-        targets[0],
-        # One method may have kernels for this GPU alone, and another none.
-        cuda_architecture=codes[0] and max(codes, key=lambda code: len(code or "")),
-        # The newest of what each needs.
-        needs_torch=max((each.needs_torch for each in targets), key=_version),
-        constants={name: constants for each in targets for name, constants in each.constants.items()},
-    )
-    return Compiled(target, records, tuple(operators[name] for name in sorted(operators)))
+    target = msgspec.structs.replace(_target(plan.device, cpu_isa, ptx, files, needs), constants=constants)
+    return Compiled(target, records, tuple(operators[each] for each in sorted(operators)))
 
 
 def _compiler(plan: CompilePlan) -> Sequence[str]:
@@ -121,12 +109,12 @@ def _code(
     cpu_isa: str | None,
     weights: ProgramWeights | None,
     *,
+    ptx: bool,
     tf32: bool,
     progress: Progress,
-) -> tuple[Target, list[Path], Mapping[str, torch.Tensor]]:
-    """Returns the target without its constants, the files of its code, and the constants outside of them."""
+) -> Code:
+    """Compiles a method, or takes its code from the cache."""
     device = plan.device
-    ptx = device.type == "cuda" and plan.cuda_arch == "native+ptx" and _can_add_ptx(device, progress)
     with compiling_for(cpu_isa) as options:
         options |= weights.options if weights else {}
         options |= {
@@ -182,32 +170,32 @@ def _code(
                     progress(f"compiling with eager's kernel of {failed.at}: {failed}")
             if key and (reason := keep_code(key, code, weights)):
                 progress(f"the code is not kept in the cache: {reason}")
-    return _target(device, cpu_isa, ptx, code.files), [*code.files], code.constants
+    return code
 
 
-def _target(device: torch.device, cpu_isa: str | None, ptx: bool, files: Sequence[Path]) -> Target:
-    """Describes the compiled code for the manifest. Which GPUs run it is said by the code, not by the device.
+def _target(
+    device: torch.device, cpu_isa: str | None, ptx: bool, files: Sequence[Path], needs: Sequence[str]
+) -> Target:
+    """Describes the compiled code of all methods. Which GPUs run it is said by the code, not by the device.
 
     Raises:
-        CompilerError: The library would crash when it is loaded.
+        CompilerError: A library would crash when it is loaded.
     """
-    elf = read_elf(next(file for file in files if file.suffix == ".so"))
-    if elf.static_libstdcxx:
+    elves = [read_elf(file) for file in files if file.suffix == ".so"]
+    if any(elf.static_libstdcxx for elf in elves):
         raise CompilerError(
             "the compiled model contains a copy of libstdc++, so it would crash in std::regex when it is loaded",
             hint="Use a compiler that links it dynamically: CXX=/usr/bin/g++.",
         )
-    architecture = None
-    if device.type == "cuda":
-        architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    architecture = _architecture(device) if device.type == "cuda" else None
     return Target(
-        name=_target_name(cpu_isa, architecture, host_platform()),
+        name=_target_name(device, cpu_isa),
         device="cuda" if architecture else "cpu",
         platform=host_platform(),
         cpu_isa=cpu_isa,
         cuda_architecture=architecture and strictest(cuda_architectures(files), architecture),
         cuda_ptx=ptx,
-        needs_torch=oldest_torch(elf.torch_symbols) or torch_minor(),
+        needs_torch=max([*needs, *(oldest_torch(elf.torch_symbols) or torch_minor() for elf in elves)], key=_version),
         built_with_torch=str(torch.__version__),
         built_with_cuda=torch.version.cuda if architecture else None,
     )
@@ -217,7 +205,7 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
 
 
-def _records(files: list[Path], folder: str) -> tuple[dict[str, bytes | Path], tuple[Operator, ...], str]:
+def _records(files: Sequence[Path], folder: str) -> tuple[dict[str, bytes | Path], tuple[Operator, ...], str]:
     """Returns the files of a folder of compiled code, the operators it calls, and the oldest torch that calls them."""
     folder = f"{AOTINDUCTOR_DIR}/{folder}"
     records: dict[str, bytes | Path] = {}
@@ -278,14 +266,17 @@ def _can_add_ptx(device: torch.device, progress: Progress) -> bool:
     return True
 
 
-def _target_name(cpu_isa: str | None, architecture: str | None, platform: str) -> str:
+def _architecture(device: torch.device) -> str:
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+def _target_name(device: torch.device, cpu_isa: str | None) -> str:
     """Names a target. The targets of one package have different names: a GPU may be in hosts of two platforms."""
-    machine = platform.partition("-")[2]
-    name = f"cuda_{architecture}" if architecture else f"cpu_{cpu_isa or 'baseline'}"
-    return re.sub(r"\W", "_", f"{name}_{machine}" if architecture and machine != "x86_64" else name)
+    if device.type == "cpu":
+        return re.sub(r"\W", "_", f"cpu_{cpu_isa or 'baseline'}")
+    machine = host_platform().partition("-")[2]
+    return re.sub(r"\W", "_", f"cuda_{_architecture(device)}" + (f"_{machine}" if machine != "x86_64" else ""))
 
 
 def _target_text(device: torch.device, cpu_isa: str | None) -> str:
-    if device.type == "cuda":
-        return "cuda (sm_{}{})".format(*torch.cuda.get_device_capability(device))
-    return f"cpu ({cpu_isa or 'baseline'})"
+    return f"cuda ({_architecture(device)})" if device.type == "cuda" else f"cpu ({cpu_isa or 'baseline'})"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -15,7 +15,7 @@ from exportkit.errors import UsageError
 from exportkit.export.compile.eager_kernels import read_eager_kernels
 from exportkit.export.compile.usable_compiler import usable_compiler
 from exportkit.export.cpu_isas import check_cpu_isa, default_cpu_isa
-from exportkit.export.export_options import CompileOptions, CudaArch
+from exportkit.export.export_options import CompileOptions
 from exportkit.package.compiled_with import COMPILED_WITH, GivenOptions
 
 # These decide which files exist and where the weights are. The format depends on them.
@@ -34,28 +34,15 @@ _FOR_EMBEDDED_WEIGHTS = (
 )
 
 
-@dataclass(frozen=True)
-class CompilePlan:
-    """What is compiled on this machine.
+@dataclass(frozen=True, kw_only=True)
+class CompilePlan(CompileOptions):
+    """Options that were checked and completed for a device of this machine.
 
     Attributes:
         device: cpu or cuda. The model is traced on it, and code is compiled for it.
-        cpu_isas: The instruction sets of the CPU code, or of the host code of a CUDA target: one target for each. None
-            is the architecture's baseline.
-        cuda_arch: Whether to add PTX.
-        inductor_config: Options from `read_inductor_config`. They override ours.
-        embed_weights: Keeps the weights inside the code.
-        eager_kernels: The operators that are left to eager's kernels, from `read_eager_kernels`.
-        cache: Whether code may come from the cache (`compiled_cache`).
     """
 
     device: torch.device
-    cpu_isas: Sequence[str | None]
-    cuda_arch: CudaArch = "native"
-    inductor_config: Mapping[str, Any] = field(default_factory=dict)
-    embed_weights: bool = False
-    eager_kernels: Sequence[str] = ()
-    cache: bool = False
 
     @classmethod
     def of(cls, options: CompileOptions, device: torch.device) -> Self:
@@ -76,9 +63,12 @@ class CompilePlan:
             )
         if "cpp.cxx" not in inductor_config:
             usable_compiler()  # checked first, because tracing takes minutes
-        left = read_eager_kernels(options.eager_kernels)
-        given = (options.cuda_arch, inductor_config, options.embed_weights, left)
-        return cls(device, isas, *given, cache=options.cache)
+        checked = {
+            "cpu_isas": isas,
+            "inductor_config": inductor_config,
+            "eager_kernels": read_eager_kernels(options.eager_kernels),
+        }
+        return cls(device=device, **{**vars(options), **checked})
 
     @property
     def remembered(self) -> dict[str, dict[str, str]]:
