@@ -177,54 +177,26 @@ class SessionsAgree(VerdictBase, kind="sessions_agree", message="{calls} calls, 
     how: str
 
 
+_BROKEN = {
+    "shared_state": "sessions share state: the answers of one depend on the calls of another",
+    "fork_without_state": "fork does not copy the state: the copy does not go on where the session was",
+    "fork_shares_state": "fork shares the state: the session sees what is done to its copy",
+    "reset_incomplete": "reset does not restore the state that a session begins with",
+    "saved_state_differs": "a session that loads a saved state does not go on where it was saved",
+}
+
+
 @dataclass(frozen=True)
-class _SessionsDiffer(VerdictBase, kind=""):
+class SessionsDiffer(VerdictBase, kind="", exit_code=19):
+    """A session does not keep a promise. The kind says which."""
+
     difference: str
+    kind: str
 
-
-class SharedState(
-    _SessionsDiffer,
-    kind="shared_state",
-    exit_code=19,
-    message="sessions share state: the answers of one depend on the calls of another. {difference}",
-):
-    """A session sees what was done in another one."""
-
-
-class ForkWithoutState(
-    _SessionsDiffer,
-    kind="fork_without_state",
-    exit_code=19,
-    message="fork does not copy the state: the copy does not go on where the session was. {difference}",
-):
-    """A copy of a session answers otherwise than the session."""
-
-
-class ForkSharesState(
-    _SessionsDiffer,
-    kind="fork_shares_state",
-    exit_code=19,
-    message="fork shares the state: the session sees what is done to its copy. {difference}",
-):
-    """A session sees what was done in its copy."""
-
-
-class ResetIncomplete(
-    _SessionsDiffer,
-    kind="reset_incomplete",
-    exit_code=19,
-    message="reset does not restore the state that a session begins with. {difference}",
-):
-    """A session that was reset does not answer as a new one."""
-
-
-class SavedStateDiffers(
-    _SessionsDiffer,
-    kind="saved_state_differs",
-    exit_code=19,
-    message="a session that loads a saved state does not go on where it was saved. {difference}",
-):
-    """A session with a loaded state answers otherwise than the session that saved it."""
+    @property
+    def message(self) -> str:
+        """The promise, and the first difference."""
+        return f"{_BROKEN[self.kind]}. {self.difference}"
 
 
 # --- verdicts on the package ------------------------------------------------------------------------------------------
@@ -348,11 +320,7 @@ Verdict = (
     | GradientsHold
     | WrongGradient
     | SessionsAgree
-    | SharedState
-    | ForkWithoutState
-    | ForkSharesState
-    | ResetIncomplete
-    | SavedStateDiffers
+    | SessionsDiffer
     | Signed
     | MissingOperator
     | LoadFailed

@@ -8,15 +8,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from exportkit.sizes import state_bytes, state_sizes
-from exportkit.verify.outcomes import (
-    ForkSharesState,
-    ForkWithoutState,
-    ResetIncomplete,
-    SavedStateDiffers,
-    SessionsAgree,
-    SharedState,
-    Verdict,
-)
+from exportkit.verify.outcomes import SessionsAgree, SessionsDiffer, Verdict
 from exportkit.verify.replayer import ReplayedTarget, ReplayEndedError, Replayer, ReplayTask
 from exportkit.verify.report import Check
 
@@ -78,7 +70,7 @@ class SessionChecks:
                 if difference is not None and self._judged(again, self._all):
                     self._repeatable, difference = False, None
         if difference is not None:
-            return SharedState(f"A new session does not answer as the first one did. {difference}")
+            return SessionsDiffer(f"A new session does not answer as the first one did. {difference}", "shared_state")
         self._other = self._straight
         if self.other is not self.one:
             with self._replayer(self.other, "the other calls") as replayer:
@@ -99,7 +91,7 @@ class SessionChecks:
             for replayer, expected in ((one, self._straight), (other, self._other)):
                 calls = range(len(replayer.task.case.calls))
                 if (difference := self._difference(replayer, expected, calls)) is not None:
-                    return SharedState(difference)
+                    return SessionsDiffer(difference, "shared_state")
         return _AGREE
 
     def _forked(self) -> Verdict:
@@ -109,11 +101,11 @@ class SessionChecks:
             with replayer.fork(self.one) as copy:
                 self._finished(copy, self._middle)
                 if (difference := self._difference(copy, self._straight, self._tail)) is not None:
-                    return ForkWithoutState(difference)
+                    return SessionsDiffer(difference, "fork_without_state")
                 copy.spoil()
                 self._finished(replayer, self._middle)
                 difference = self._difference(replayer, self._straight, self._tail)
-        return _AGREE if difference is None else ForkSharesState(difference)
+        return _AGREE if difference is None else SessionsDiffer(difference, "fork_shares_state")
 
     def _reset(self) -> Verdict:
         """Resets a session that has had all calls and whose state was overwritten, and makes the calls again."""
@@ -123,10 +115,10 @@ class SessionChecks:
             replayer.spoil()
             replayer.reset()
             if (difference := self._difference_of_state(self._state_of(replayer))) is not None:
-                return ResetIncomplete(difference)
+                return SessionsDiffer(difference, "reset_incomplete")
             replayer.tensors.clear()
             difference = self._difference(self._finished(replayer), self._straight, self._all)
-        return _AGREE if difference is None else ResetIncomplete(difference)
+        return _AGREE if difference is None else SessionsDiffer(difference, "reset_incomplete")
 
     def _stored(self) -> Verdict:
         """Saves the state in the middle, and goes on in a second session that had another state."""
@@ -138,7 +130,7 @@ class SessionChecks:
             self._finished(second, self._middle)
             difference = self._difference(second, self._straight, self._tail)
         file.unlink(missing_ok=True)
-        return _AGREE if difference is None else SavedStateDiffers(difference)
+        return _AGREE if difference is None else SessionsDiffer(difference, "saved_state_differs")
 
     @property
     def _all(self) -> Sequence[int]:

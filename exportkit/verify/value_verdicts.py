@@ -15,7 +15,7 @@ _MOST_LINES = 12  # of results that differ; a sequence may have thousands
 class VerdictBase:
     """What all verdicts have. A class gives it by keyword; only what depends on the values is written out."""
 
-    kind: ClassVar[str]
+    kind: str
     _message: ClassVar[str]
     _exit_code: int
 
