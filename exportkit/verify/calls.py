@@ -14,7 +14,7 @@ from exportkit.package.case_files import OUT_OF_RANGE, edge_case_in, moves_of
 from exportkit.sizes import case_label, case_sizes, has_state, label_of
 from exportkit.verify.commands import CallsDrawn, CompareGradients, DrawCalls, GradientsCompared
 from exportkit.verify.eager import EagerProcess
-from exportkit.verify.eager_plan import EagerPlan, plan_edge_cases
+from exportkit.verify.eager_plan import EagerPlan
 from exportkit.verify.filled_memory import CONTENTS
 from exportkit.verify.gradient_checks import GradientChecks, cases_with_gradients, declared_gradients, verdict_of
 from exportkit.verify.layouts import MAX_LAID_OUT, Layouts, label_of_layouts, layouts_of
@@ -31,8 +31,6 @@ from exportkit.verify.outcomes import (
 from exportkit.verify.replayer import ReplayedTarget, ReplayEndedError, ReplayTask
 from exportkit.verify.report import Check
 from exportkit.verify.session_checks import SessionChecks
-
-_EDGE_SEED = 900_000  # apart from those of other values
 
 
 @dataclass(frozen=True)
@@ -127,12 +125,6 @@ class TargetCalls:
             yield from self._beside_eager(eager, plan)
             if not eager.alive:
                 return
-            if (
-                self.target.options.against == "eager"
-            ):  # else the recorded cases have been replayed, with their edge values
-                yield from self._edge_cases_beside_eager(eager, plan)
-                if not eager.alive:
-                    return
             yield from self._refusals_beside_eager(eager, plan)
             if not eager.alive:
                 return
@@ -163,25 +155,6 @@ class TargetCalls:
                 break
         if check is not None:
             yield check
-
-    def _edge_cases_beside_eager(self, eager: EagerProcess, plan: EagerPlan) -> Iterator[Check]:
-        """Compares at the edge values of the recorded cases, drawn anew, where every right kernel agrees."""
-        if plan.method is None:
-            return
-        for number, edge_case in enumerate(plan_edge_cases(self.reader, plan.method, self.target.options.shapes)):
-            label, seed = plan.labelled(edge_case.label), self.target.options.seed + _EDGE_SEED + number
-            self.target.progress(f"comparing {self.target.name} with eager at {label}")
-            command = DrawCalls(
-                plan.method, dict(edge_case.sizes), seed, str(self._eager_file(number)), dict(edge_case.kinds)
-            )
-            answer = eager.draw(command, label=label)
-            if isinstance(answer, CallsDrawn) and answer.left_out:
-                self.target.progress(f"leaving out {label}: {answer.left_out}")
-                continue
-            check = self._drawn(answer, label, command)
-            yield replace(check, calls=0, beside=check.calls)
-            if not eager.alive:
-                return
 
     def _refusals_beside_eager(self, eager: EagerProcess, plan: EagerPlan) -> Iterator[Check]:
         """Gives integers that are out of range as an index. Where eager refuses them, the target must.

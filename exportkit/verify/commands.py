@@ -154,7 +154,7 @@ class DrawCalls(Message, frozen=True):
         sizes: The sizes of all calls, by dimension.
         seed: The seed of the values.
         file: The file to write.
-        kinds: By input of the only method, the kind of its edge values (edge_values.py).
+        kinds: By input of the only method, how its values are out of range (`OUT_OF_RANGE` in case_files.py).
     """
 
     method: str | None
@@ -170,13 +170,11 @@ class CallsDrawn(Message, frozen=True):
     Attributes:
         case: A case without a record.
         structures: For each call the structure of its result, as JSON.
-        left_out: Why edge values cannot be compared; empty if they can.
-        refused: Whether eager refuses them. The file has the inputs then; otherwise none is written with `left_out`.
+        refused: Whether eager refuses values out of range. The file has the inputs then; otherwise none is written.
     """
 
     case: Case
     structures: tuple[str, ...]
-    left_out: str = ""
     refused: bool = False
 
 

@@ -35,7 +35,6 @@ class Eager:
         self._described: Any = None
         self._command: Any = None
         self._device: Any = None
-        self._recorded: list[Any] = []  # without edge values
 
     def make(self, command: MakeEager) -> EagerMade:
         """Makes MODEL from its name, arguments and seed."""
@@ -56,43 +55,25 @@ class Eager:
         import msgspec
         from safetensors.torch import save_file
 
-        from exportkit.errors import ExportError, UsageError
         from exportkit.export.record.eager_run import run_eagerly
-        from exportkit.export.record.numerical_stability import NumericalStability
         from exportkit.export.record.record import record_run
         from exportkit.export.record.sequences import draw_call, draw_session
-        from exportkit.package.case_files import OUT_OF_RANGE
         from exportkit.package.manifest import Case, CaseCall
 
-        made, eager = self._command, self._eager
         if command.method is None:
             calls = draw_session(self._described, command.sizes, command.seed)
         else:
-            method = next(each for each in made.methods if each.name == command.method)
-            calls = [self._with_edge_values(draw_call(eager, method, command.sizes, command.seed), command)]
-        nothing = Case(record="", calls=())
-        if not set(command.kinds.values()).isdisjoint(OUT_OF_RANGE):
-            outcome = in_fork(lambda: self._outcome(calls), seconds=_SECONDS)
-            if outcome != b"refused":
-                why = f"eager's process {outcome}" if isinstance(outcome, str) else "eager answers them"
-                return CallsDrawn(nothing, (), why)
-            (call,) = calls
-            tensors = {f"0.input.{place}": tensor.cpu() for place, tensor in enumerate(call.bound.tensors)}
-            save_file(tensors, command.file)
-            case = Case(record="", calls=(CaseCall(call.method, command.sizes),))
-            return CallsDrawn(case, (), "eager refuses them", refused=True)
-        try:
-            eager_run = run_eagerly(self._described, calls)
-        except (ExportError, UsageError):
-            if not command.kinds:
-                raise
-            return CallsDrawn(nothing, (), "eager refuses them")
-        recorded = record_run(eager_run)
+            method = next(each for each in self._command.methods if each.name == command.method)
+            calls = [draw_call(self._eager, method, command.sizes, command.seed)]
         if command.kinds:
-            if problem := NumericalStability(self._recorded).problem(eager_run, recorded):
-                return CallsDrawn(nothing, (), f"they are values {problem}")
-        else:
-            self._recorded.append(recorded)
+            call = self._out_of_range(calls[0], command)
+            case = Case(record="", calls=(CaseCall(call.method, command.sizes),))
+            refused = in_fork(lambda: self._outcome([call]), seconds=_SECONDS) == b"refused"
+            if refused:
+                tensors = {f"0.input.{place}": tensor.cpu() for place, tensor in enumerate(call.bound.tensors)}
+                save_file(tensors, command.file)
+            return CallsDrawn(case, (), refused)
+        recorded = record_run(run_eagerly(self._described, calls))
         Path(command.file).write_bytes(recorded.tensors)
         structures = tuple(msgspec.json.encode(node).decode() for node in recorded.structures)
         case = Case(record="", calls=recorded.calls, reference_dtype=recorded.reference_dtype)
@@ -112,21 +93,18 @@ class Eager:
             return b"refused"
         return b"answered"
 
-    def _with_edge_values(self, call: DrawnCall, command: DrawCalls) -> DrawnCall:
-        """Returns a call with the edge values that a command asks for, where an input can have them."""
+    def _out_of_range(self, call: DrawnCall, command: DrawCalls) -> DrawnCall:
+        """Returns a call with the values out of range that a command asks for."""
         import torch
 
-        from exportkit.export.record.edge_values import kinds_of, with_edge_values
-        from exportkit.package.case_files import OUT_OF_RANGE
+        from exportkit.export.record.edge_values import with_edge_values
 
-        if not command.kinds:
-            return call
-        generator, tensors = torch.Generator().manual_seed(command.seed), []
-        for name, tensor in zip(call.bound.names, call.bound.tensors):
-            kind = command.kinds.get(name, "")
-            fits = kind in OUT_OF_RANGE or kind in kinds_of(tensor, keep_integers=False)
-            tensors.append(with_edge_values(kind, tensor, generator) if fits else tensor)
-        return replace(call, bound=self._eager.bind(call.method, *call.bound.with_tensors(tuple(tensors))))
+        generator = torch.Generator().manual_seed(command.seed)
+        tensors = tuple(
+            with_edge_values(command.kinds[name], tensor, generator) if name in command.kinds else tensor
+            for name, tensor in zip(call.bound.names, call.bound.tensors)
+        )
+        return replace(call, bound=self._eager.bind(call.method, *call.bound.with_tensors(tensors)))
 
     def compare(self, command: CompareGradients) -> GradientsCompared:
         """Compares gradients with differences, in the widest dtype that the model can be computed in."""
