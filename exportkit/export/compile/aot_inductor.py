@@ -61,13 +61,7 @@ def compile_methods(
 ) -> Compiled:
     """Compiles the methods of a traced model for one instruction set.
 
-    Args:
-        traced: The model, traced on the plan's device.
-        folder: Folder for the files. It is created if it does not exist.
-        plan: What is compiled.
-        cpu_isa: One of the plan's instruction sets.
-        weights: The weights of all methods, to keep outside of the code. None leaves them inside.
-        progress: Is told what happens next.
+    The folder is made if there is none. Without `weights`, they stay inside of the code.
 
     Raises:
         CompilerError: No compiler can be used.

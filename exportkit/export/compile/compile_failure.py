@@ -56,8 +56,7 @@ class UncompiledError(Exception):
 def failed_nodes(error: BaseException | None) -> list[torch.fx.Node]:
     """Returns the nodes that torch was at when it raised: the innermost ones of its stack, several of a fused kernel.
 
-    Args:
-        error: What compiling raised. Its causes are looked at, too.
+    The causes of what compiling raised are looked at, too.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -98,16 +97,7 @@ def noted_lines() -> Iterator[Mapping[str, torch.fx.Node]]:
 
 
 def wrong_code(said: str, written: Mapping[str, torch.fx.Node], folder: Path) -> tuple[str, list[torch.fx.Node]] | None:
-    """Returns what is wrong with generated C++, and the node that it was written for, if that is known.
-
-    Args:
-        said: What the C++ compiler said.
-        written: Lines of the code, from `noted_lines`.
-        folder: Where the sources are.
-
-    Returns:
-        None if the compiler does not complain about a line that torch wrote.
-    """
+    """Returns what the C++ compiler refuses, and the nodes of that line; None if torch wrote no such line."""
     match = _REFUSED.search(said)
     if match is None:
         return None

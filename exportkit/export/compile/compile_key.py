@@ -66,12 +66,7 @@ def compile_key(
 ) -> str:
     """Returns the digest of what the code of a program depends on, in the contexts that it is compiled in.
 
-    Args:
-        program: The program.
-        device: The device that it is compiled for.
-        options: The options of Inductor that exportkit sets or was given.
-        weights: The digests of the weights, if they are known. The compiler may compute with any.
-        more: What else decides, by name.
+    Without the digests of the weights, their values count. `more` has what else decides, by name.
 
     Raises:
         UnknownPartError: Something has no text, such as a function among Inductor's options. The message names it.

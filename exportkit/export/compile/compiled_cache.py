@@ -62,17 +62,7 @@ class Code:
 
 
 def find_code(key: str, folder: Path, program: torch.export.ExportedProgram, device: torch.device) -> Code | None:
-    """Copies the code of a program from the cache.
-
-    Args:
-        key: The digest of all that the code depends on.
-        folder: Where the files are put.
-        program: The program, whose weights the code reads.
-        device: Where the tensors are that the code reads.
-
-    Returns:
-        The code, or None if the cache does not have it.
-    """
+    """Copies a program's code from the cache to a folder; None if the cache does not have it."""
     try:
         with compiled_entry(key) as entry, zipfile.ZipFile(io.BytesIO(_read(entry / _ARCHIVE))) as archive:
             record = msgspec.json.decode(archive.read(_RECORD), type=_Record)
@@ -88,16 +78,7 @@ def find_code(key: str, folder: Path, program: torch.export.ExportedProgram, dev
 
 
 def keep_code(key: str, code: Code, weights: ProgramWeights | None) -> str:
-    """Puts the code of a program into the cache, in place of what is there.
-
-    Args:
-        key: The digest of all that the code depends on.
-        code: The code.
-        weights: The program's weights, if the code reads them from outside.
-
-    Returns:
-        Why it was not kept, or nothing.
-    """
+    """Puts a program's code into the cache, in place of what is there. Returns why it was not kept, or nothing."""
     outside = tuple(name for name in code.constants if weights and weights.first_name(name))
     kept = {name: tensor for name, tensor in code.constants.items() if name not in outside}
     described = {

@@ -84,9 +84,6 @@ def eager_kernels(operators: Sequence[str]) -> AbstractContextManager[None]:
 
     An operator that torch takes apart is called whole, if code can call it; if not, its parts are left to eager. Inputs
     and results are then stored in their own dtypes: nothing is fused with such an operator. `with_tensors` comes first.
-
-    Args:
-        operators: What `read_eager_kernels` returned.
     """
     if not operators:
         return nullcontext()
@@ -106,12 +103,7 @@ def eager_kernels(operators: Sequence[str]) -> AbstractContextManager[None]:
 
 
 def with_tensors(module: torch.fx.GraphModule, operators: Sequence[str]) -> None:
-    """Makes tensors of the numbers that such operators are given in place of tensors: a kernel takes no others.
-
-    Args:
-        module: The module of a program, which is changed.
-        operators: What `read_eager_kernels` returned.
-    """
+    """Makes tensors of the numbers that such operators are given in place of tensors: a kernel takes no others."""
     left = frozenset(operators)
     named = [node for node in module.graph.nodes if {EVERY, str(node.target), _place(node)} & left]
     for node in filter(lambda each: has_kernel(each.target), named):

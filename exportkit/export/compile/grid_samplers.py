@@ -18,9 +18,7 @@ def grid_samplers_of_eager(module: torch.fx.GraphModule, device: torch.device) -
     Inductor takes a sample apart. It then multiplies the image's first element by 0 for each place outside, which is
     NaN if that element is, and writes 0 where the grid is NaN. On CUDA, eager takes cuDNN's operator at some sizes,
     which no code can call. Where the grid is NaN or infinite, its samples are NaN, and those of ATen's kernel are not.
-
-    Returns:
-        The operators that are to be left to eager's kernels, as `read_eager_kernels` returns them.
+    Returns the operators that are to be left to eager's kernels.
     """
     flat = []
     for node in list(module.graph.nodes):

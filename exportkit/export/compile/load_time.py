@@ -22,12 +22,7 @@ _FOLDING = "aot_inductor.use_runtime_constant_folding"
 
 @contextmanager
 def computed_at_load(change: Callable[[Graph], set[Node]], applies: Callable[[Graph], bool]) -> Iterator[None]:
-    """Changes graphs while the block runs.
-
-    Args:
-        change: Changes a graph, and returns the nodes that are to be computed at load.
-        applies: Whether there is something to change in a graph.
-    """
+    """Lets `change` change graphs while the block runs. It returns the nodes that are to be computed at load."""
     ours = False  # whether nobody else asked for constant folding
 
     def decide(graph: Graph) -> None:  # is called for the whole graph last, after its branches and bodies

@@ -23,10 +23,8 @@ _INCLUDE = "include"
 def compiling_model_sources(*, keep: bool = True) -> Iterator[None]:
     """Lets AOTInductor compile a model's two sources at the same time; it runs one compiler after the other.
 
-    The first compilation of the two returns at once. The link waits for both, and raises what they raised.
-
-    Args:
-        keep: Whether ccache is used.
+    The first compilation of the two returns at once. The link waits for both, and raises what they raised. With `keep`,
+    ccache is used.
     """
     ccache = shutil.which("ccache") if keep and not config.force_disable_caches else None
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -56,13 +54,6 @@ def _compile(line: str, ccache: str | None) -> None:
 
     The folder is another one each time, and neither the command nor the code has its name. So ccache knows the command
     again, and the same model has the same bytes.
-
-    Args:
-        line: What AOTInductor would run.
-        ccache: The program, if it is to be used.
-
-    Raises:
-        CppCompileError: The compiler refused the source.
     """
     told = shlex.split(line)
     position = next(position for position, argument in enumerate(told) if argument.endswith(".cpp"))

@@ -49,14 +49,7 @@ def packed_rnn_weights() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Layer:
-    """A call of a recurrent layer.
-
-    Attributes:
-        node: The call.
-        kind: The name of our operator.
-        position: The position of the weights among the arguments.
-        weights: The model's weights, in torch's order.
-    """
+    """A call of our operator `kind`: the position of its weights, and these, in torch's order."""
 
     node: Node
     kind: str
@@ -70,11 +63,7 @@ class Layer:
 
 
 def lay_out(graph: Graph) -> set[Node]:
-    """Changes a graph so that recurrent layers take parts of a block as their weights.
-
-    Returns:
-        The nodes that make the blocks: they depend on the weights alone.
-    """
+    """Lets recurrent layers take parts of a block as their weights. Returns the nodes that make the blocks."""
     computed: set[Node] = set()
     parts: dict[tuple[Node, ...], list[Node]] = {}
     for layer in _layers(graph):

@@ -33,11 +33,7 @@ def packed_weights() -> AbstractContextManager[None]:
 
 
 def pack(graph: Graph) -> set[Node]:
-    """Changes a graph so that its products take weights in another order.
-
-    Returns:
-        The nodes that are to be computed once: they depend on the weights alone.
-    """
+    """Lets products take weights in another order. Returns the nodes that depend on weights alone."""
     computed = {node for copy in _copies(graph) for node in _way(copy)} | _quotients(graph)
     for product in _products(graph):
         factor = _factor(product)

@@ -50,9 +50,7 @@ class UnknownPartError(Exception):
 def program_fingerprint(program: torch.export.ExportedProgram, *, values: bool) -> str:
     """Returns the digest of a program: equal digests, equal code.
 
-    Args:
-        program: The program.
-        values: Whether the values of its weights count. Those of other constants always do.
+    `values`: whether the values of its weights count. Those of other constants always do.
 
     Raises:
         UnknownPartError: It has a part of which this module does not know whether code depends on it.

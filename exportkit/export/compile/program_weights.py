@@ -104,14 +104,7 @@ class ProgramWeights:
             yield
 
     def take(self, constants: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, str]:
-        """Keeps the constants that a target's code reads from outside.
-
-        Args:
-            constants: The constants, by AOTInductor's names.
-            device: The device that the code was compiled for.
-
-        Returns:
-            The name of the weight for each constant.
+        """Keeps the constants that code reads from outside. Returns the name of the weight for each of AOTInductor's.
 
         Raises:
             ExportError: A package cannot hold a constant, or a loader cannot set it.

@@ -78,12 +78,8 @@ def _attention_may_refuse(node: torch.fx.Node, known: Container[torch.fx.Node]) 
 def refuse_in_attention(module: torch.fx.GraphModule, memory: torch.fx.Node, constants: Container[str]) -> None:
     """Gives a module's attention the memory for refused values, and brings the blocks of its mask into range.
 
-    Its kernels are templates, which read the tensors that they are given and no others.
-
-    Args:
-        module: The module. It is changed.
-        memory: The input into which code writes the values that it refuses.
-        constants: The names of tensors that never change: their blocks need no check.
+    Its kernels are templates, which read the tensors that they are given and no others. Blocks of constants that never
+    change need no check.
     """
     graph, given = module.graph, set()
     for node in graph.find_nodes(op="call_function", target=ATTENTION):

@@ -91,11 +91,7 @@ def writing_refusals(writing: RefusingCode) -> AbstractContextManager[None]:
 
 
 class RefusingCode:
-    """The places of a program where its code refuses a value.
-
-    Attributes:
-        places: What is written into the code for each: the kind, and the operators with their lines.
-    """
+    """The places of a program where its code refuses a value: what is written into the code for each."""
 
     def __init__(self, program: torch.export.ExportedProgram, device: torch.device) -> None:
         """Makes the list for a program on a device."""

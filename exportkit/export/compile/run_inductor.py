@@ -59,13 +59,7 @@ def run_inductor(
 ) -> Code:
     """Compiles a program with AOTInductor.
 
-    Args:
-        program: The program.
-        device: Its device.
-        options: The options of Inductor.
-        left_to_eager: The operators that are left to eager's kernels, from `read_eager_kernels`.
-        keep: Whether ccache may be used.
-        tf32: Whether the code may use TF32.
+    `keep`: whether ccache may be used.
 
     Raises:
         UncompiledError: AOTInductor refused the program, or wrote code that is wrong or does not compile.

@@ -20,9 +20,6 @@ def compiling_for(isa: str | None) -> Iterator[dict[str, Any]]:
 
     By default the code is for the machine that compiles it (-march=native), and an older CPU dies of an illegal
     instruction when it loads the package.
-
-    Args:
-        isa: The instruction set, or None for the architecture's baseline.
     """
     options: dict[str, Any] = {
         # Otherwise Inductor compiles and runs a program for each instruction set, which takes seconds.

@@ -46,11 +46,7 @@ def usable_compiler() -> str:
 
 @functools.cache
 def objection(compiler: str) -> str | None:
-    """Says why a compiler cannot be used, or returns None. A process compiles the probe once for each compiler.
-
-    Args:
-        compiler: Path of the compiler.
-    """
+    """Says why a compiler cannot be used, or returns None. A process compiles the probe once for each compiler."""
     with tempfile.TemporaryDirectory(prefix="exportkit-compiler-") as folder:
         source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
         source.write_text(_PROBE)

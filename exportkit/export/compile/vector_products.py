@@ -143,12 +143,8 @@ def blocks(rows: int, length: int, room: int) -> dict[str, int]:
     """Chooses the blocks of Triton's kernel.
 
     A block reads one row. It has as many threads as let all blocks together fill the GPU once: with fewer, too few
-    bytes are on their way; with more, threads have to wait for those before them.
-
-    Args:
-        rows: The number of the matrix' rows.
-        length: The length of a row.
-        room: How many threads the GPU runs at once.
+    bytes are on their way; with more, threads have to wait for those before them. `room` is how many threads the GPU
+    runs at once.
     """
     least, most = THREADS
     whole = next_power_of_2(length)

@@ -32,12 +32,7 @@ def case_sizes(
 ) -> list[dict[str, int]]:
     """Chooses the sizes of cases: the example's, the smallest, each dimension's largest that fits, then random ones.
 
-    Args:
-        call: The traced call.
-        example: The sizes of the example inputs.
-        count: How many cases there are at most.
-        seed: Seed of the random sizes.
-        max_bytes: The limit on the inputs of one case, but for the example and the smallest.
+    `max_bytes` limits the inputs of one case, but for the example and the smallest.
     """
     sizes = [dict(example)]
     smallest = input_bytes(call, {d.name: d.min for d in call.dimensions})
@@ -50,13 +45,7 @@ def case_sizes(
 def draw_inputs(
     spec: ExportSpec, call: Call, sizes: Mapping[str, int], seed: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Draws inputs of the given sizes for a spec's model, on the CPU, in the dtypes of the call.
-
-    Args:
-        spec: Its `draw_inputs` draws them. Without one, values are drawn from the example inputs.
-        call: The traced call.
-        sizes: A size for each dimension.
-        seed: Seed of the values.
+    """Draws inputs of these sizes on the CPU: by the spec's `draw_inputs`, or from the values of its example inputs.
 
     Raises:
         UsageError: `draw_inputs` returned tensors that the call does not take.
@@ -83,22 +72,13 @@ def draw_inputs(
 
 @contextmanager
 def eager_mode(*, tf32: bool = False) -> Iterator[None]:
-    """Computes without gradients, with full precision in products and convolutions, and with loops in Python.
-
-    Args:
-        tf32: Let torch round the factors of products and convolutions to TF32.
-    """
+    """Computes without gradients, with full precision in products and convolutions, and with loops in Python."""
     with torch.no_grad(), with_tf32(tf32), eager_control_flow():
         yield
 
 
 def state_sha256(model: torch.nn.Module, state: Iterable[str] = ()) -> str:
-    """Hashes a model's parameters and buffers: names, dtypes, shapes and bytes, on any device.
-
-    Args:
-        model: The model.
-        state: Patterns of what to leave out, which is no weight: a spec's `state`.
-    """
+    """Hashes a model's parameters and buffers but for a spec's state: names, dtypes, shapes and bytes."""
     patterns = tuple(state)
     tensors = model.state_dict(keep_vars=True)
     tied = {id(t) for n, t in tensors.items() if matches(n, patterns)}
@@ -150,17 +130,7 @@ def resampled(tensor: torch.Tensor, shape: Sequence[int], generator: torch.Gener
 
 
 def check_drawn(drawn: BoundCall, call: Call, sizes: Mapping[str, int], what: str) -> None:
-    """Checks that a drawn call is one that the traced call takes.
-
-    Args:
-        drawn: The call.
-        call: The traced call.
-        sizes: The sizes that it must have.
-        what: What drew it, for the message.
-
-    Raises:
-        UsageError: It is not.
-    """
+    """Raises UsageError if a drawn call is none that the traced call takes. `what` drew it, for the message."""
     found = {name: list(tensor.shape) for name, tensor in zip(drawn.names, drawn.tensors)}
     wanted = {tensor.name: shape_at(tensor, sizes) for tensor in call.inputs}
     if found != wanted:

@@ -72,11 +72,7 @@ class EagerMethods:
         return written_names(bound.names, self.specs[method].writes)
 
     def session(self, sizes: Mapping[str, int] | None = None) -> EagerSession:
-        """Opens a session, whose state begins as the model's.
-
-        Args:
-            sizes: Of the state's dimensions. Default: the model's own.
-        """
+        """Opens a session, whose state begins as the model's, and has its sizes if none are given."""
         return EagerSession(self, sizes or {})
 
 
@@ -133,11 +129,8 @@ class EagerSession:
     def call(self, method: str, bound: BoundCall, *, copies: bool = True) -> EagerAnswer:
         """Calls a method.
 
-        Args:
-            method: The method's name.
-            bound: The call, with tensors on the model's device.
-            copies: Gives the method copies of all inputs, so that the call's own tensors do not change. Else only of
-                those that it is declared to write.
+        With `copies`, the method gets copies of all inputs, so that the call's own do not change; else only of those
+        that it is declared to write.
 
         Raises:
             UsageError: The model has assigned to a state buffer what cannot be state.

@@ -22,9 +22,7 @@ SMALL_INTEGERS = (torch.int8, torch.uint8, torch.int16)
 def kinds_of(tensor: torch.Tensor, *, keep_integers: bool) -> tuple[str, ...]:
     """Returns the kinds of edge values that an input can have, the most telling first.
 
-    Args:
-        tensor: The input, as it was drawn.
-        keep_integers: Whether integers may depend on one another, such as offsets: then they stay as they are.
+    `keep_integers`: they may depend on one another, such as offsets, and stay as they are.
     """
     if not tensor.numel():
         return ()
@@ -59,11 +57,7 @@ def planned(kinds: Mapping[Place, Sequence[str]], most: int) -> list[dict[Place,
     """Plans cases: by input, the kind of its edge values.
 
     Every input has every plain kind, each case pairs them otherwise. What spreads through a model, such as NaN, is in
-    one input at a time, because it would hide what is wrong with the others.
-
-    Args:
-        kinds: The kinds that each input can have.
-        most: The greatest number of cases.
+    one input at a time, because it would hide what is wrong with the others. There are at most `most`.
     """
     plain = {place: [kind for kind in own if kind not in SPREADING] for place, own in kinds.items()}
     plain = {place: own for place, own in plain.items() if own}
@@ -81,13 +75,7 @@ def planned(kinds: Mapping[Place, Sequence[str]], most: int) -> list[dict[Place,
 
 
 def with_edge_values(kind: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Returns a tensor of the same shape and dtype with edge values of a kind that `kinds_of` named.
-
-    Args:
-        kind: The kind.
-        tensor: The input, as it was drawn, on the CPU.
-        generator: Chooses places and values.
-    """
+    """Returns a drawn input of the CPU with edge values of a kind that `kinds_of` named."""
     if kind in _ROWS:
         change = _ROWS[kind]
     elif tensor.dtype is torch.bool:

@@ -50,12 +50,7 @@ class NumericalStability:
                 self._errors[place, name] = worst([error, *filter(None, [self._errors.get((place, name))])])
 
     def problem(self, eager_run: EagerRun, case: RecordedCase) -> str | None:
-        """Returns why a case cannot be held against a package; None if it can.
-
-        Args:
-            eager_run: What eager answered.
-            case: The same as a case.
-        """
+        """Returns why a case, which is what eager answered, cannot be held against a package; None if it can."""
         own = {(place, name): error for place, name, error in _errors(case)}
         methods = {call.method for call in case.calls}
         known = {key for key in self._errors if key[0] in methods or (key[0] is None and case.state_accuracy)}
@@ -91,10 +86,6 @@ def eager_moves(eager_run: EagerRun, known: Sequence[References | None]) -> dict
     """Returns how far eager moves when it rounds otherwise, by the name of a result's tensor in a case's file.
 
     A result is left out if it moves by no more than the verdicts allow, or if the spec gives numbers for it.
-
-    Args:
-        eager_run: What eager answered.
-        known: What eager should have answered.
     """
     wide = eager_run.wide
     far = wide.far() if wide else 0.0

@@ -61,14 +61,7 @@ class RecordedCase:
 def record_cases(
     model: DescribedModel, examples: Mapping[str, Mapping[str, int]], options: TraceOptions, progress: Progress
 ) -> tuple[RecordedCase, ...]:
-    """Draws calls and records what eager answers: single calls of each method without state, and sessions.
-
-    Args:
-        model: The model.
-        examples: By method, the sizes of the example inputs.
-        options: The number of cases of each kind, and their seed.
-        progress: Called with a description of each case.
-    """
+    """Draws calls and records what eager answers: single calls of each method without state, and sessions."""
     plans: list[Callable[[int], list[list[DrawnCall]]]] = [
         functools.partial(_planned, model, method, examples[method.name], options)
         for method in model.methods
@@ -126,10 +119,7 @@ def _planned(
 def record_run(eager_run: EagerRun, *, edge_case: str = "", outliers: bool = False) -> RecordedCase:
     """Packs inputs and results of a session, with references.
 
-    Args:
-        eager_run: What eager answered.
-        edge_case: What makes the inputs edge values.
-        outliers: Whether errors that few elements have count as in several runs. One case of a package does for all.
+    `outliers`: whether errors that few elements have count as in several runs. One case of a package does for all.
     """
     found = eager_run.references()
     if outliers:

@@ -117,14 +117,7 @@ def wide_answers(calls: Sequence[AnsweredCall], state: SessionState = SessionSta
     """Computes the calls of a session in float64, or in float32 where float64 does not work.
 
     The state is computed in the wide dtype, too, and goes on from call to call. A single operator that has no kernel
-    for the wide dtype runs in float32, or in the model's dtype.
-
-    Args:
-        calls: The calls, in order. Their models share their tensors, which do not change.
-        state: The session's state.
-
-    Returns:
-        The answers; None if no wider dtype than the model's works.
+    for the wide dtype runs in float32, or in the model's dtype. Returns None if no wider dtype than the model's works.
     """
     tensors = [
         tensor
@@ -161,11 +154,6 @@ def session_references(answered: Sequence[Answered], computed: WideAnswers, *, t
 
     A result has no reference if eager is so far from it that both cannot be the same function: the model draws random
     numbers, or decides otherwise where two values are nearly equal.
-
-    Args:
-        answered: What it answered to the calls of a session, in order, and the state after them.
-        computed: The same in a wide dtype.
-        tf32: Whether eager may have used TF32.
     """
     limit = computed.far(tf32=tf32)
     dtype: Literal["float64", "float32"] = "float64" if computed.dtype is torch.float64 else "float32"
@@ -175,15 +163,7 @@ def session_references(answered: Sequence[Answered], computed: WideAnswers, *, t
 def wide_calls(
     model: torch.nn.Module, bound: BoundCall
 ) -> tuple[Callable[[Sequence[torch.Tensor]], list[torch.Tensor]], list[torch.Tensor], float] | None:
-    """Returns a model without state in float64: what calls it, the inputs, and the epsilon of what it computes in.
-
-    Args:
-        model: The model. It does not change.
-        bound: An example call, on the model's device.
-
-    Returns:
-        None if it cannot be computed in float64.
-    """
+    """Returns what calls a model without state in float64, its inputs, and the epsilon of what it computes in."""
     for mode in (Upcast(torch.float64, torch.float32), None):
         session, call = _WideSession(torch.float64, mode, SessionState()), AnsweredCall(model=model, bound=bound)
 

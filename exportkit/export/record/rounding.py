@@ -78,13 +78,7 @@ class Rounded(UncompiledMode):
     supports_higher_order_operators = True
 
     def __init__(self, seed: int, device: torch.device, weights: Iterable[torch.Tensor] = ()) -> None:
-        """Draws other roundings.
-
-        Args:
-            seed: Of what is drawn.
-            device: The model's.
-            weights: What is never changed, whichever operator gives it back: the same in all code, and the model's own.
-        """
+        """Draws other roundings. Weights never change, whichever operator gives them back: they are the model's."""
         super().__init__()
         self.undefined = self.blends = False
         self.met_control_flow = False
@@ -193,13 +187,8 @@ def perturbed_answers(
 ) -> Sequence[Mapping[str, torch.Tensor]] | None:
     """Answers the calls of a session once more, rounding otherwise: the results of each call, then the state, by name.
 
-    Args:
-        eager_run: What eager answered.
-        seed: Of the roundings.
-        great: Whether the inputs have infinities or the like, which right code may blend with others.
-
-    Returns:
-        None if the model refuses what it computes then, or if right code may answer anything.
+    `great`: the inputs have infinities or the like, which right code may blend with others. None if the model refuses
+    what it computes then, or if right code may answer anything.
     """
     models = {call.model for call in eager_run.answered}
     weights = [

@@ -22,13 +22,7 @@ REPEATS = 4
 
 @dataclass(frozen=True)
 class DrawnCall:
-    """A call to make.
-
-    Attributes:
-        method: The method's name.
-        bound: The call, with tensors on the CPU.
-        sizes: Its sizes by dimension.
-    """
+    """A call to make: the method, the call with tensors on the CPU, and its sizes by dimension."""
 
     method: str
     bound: BoundCall
@@ -66,11 +60,6 @@ def draw_calls(model: DescribedModel, method: PackagedMethod, sizes: Mapping[str
 def draw_session(model: DescribedModel, sizes: Mapping[str, int], seed: int) -> list[DrawnCall]:
     """Draws the calls of one session, on the CPU: those of the spec's `draw_sequence`, or the default ones.
 
-    Args:
-        model: The model.
-        sizes: The size of each dimension of `session_call`.
-        seed: The seed of the values.
-
     Raises:
         UsageError: `draw_sequence` or `draw_inputs` returned calls that the methods do not take.
         ExportError: One of them raised.
@@ -87,12 +76,6 @@ def draw_session(model: DescribedModel, sizes: Mapping[str, int], seed: int) -> 
 
 def draw_call(eager: EagerMethods, method: PackagedMethod, sizes: Mapping[str, int], seed: int) -> DrawnCall:
     """Draws one call of a method, on the CPU.
-
-    Args:
-        eager: The model.
-        method: The description of the method.
-        sizes: The size of each of its dimensions.
-        seed: The seed of the values.
 
     Raises:
         UsageError: `draw_inputs` returned a call that the method does not take.

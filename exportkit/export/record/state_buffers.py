@@ -169,10 +169,6 @@ def place_of(model: torch.nn.Module, name: str) -> tuple[dict[str, Any], str]:
 def settled(before: torch.Tensor, now: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
     """Returns the tensor that a buffer is after a call, in which the model may have assigned another one to it.
 
-    Args:
-        before: The tensor that stood in its place.
-        now: What stands in each of its places now, by name.
-
     Raises:
         UsageError: The model has assigned something else than a tensor of the same form, or to one name of several.
     """

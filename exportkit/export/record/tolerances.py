@@ -35,11 +35,7 @@ def output_tolerances(
 ) -> tuple[OutputTolerance, ...]:
     """Returns the tolerance of each output.
 
-    Args:
-        outputs: Names and dtypes.
-        given: The spec's tolerances, by name of the output.
-        cast: The dtype that the model was cast to, if it was. The spec's tolerances are for the model before the cast,
-            and are upcast to the precision of that dtype.
+    The spec's tolerances are for the model before a cast, and are upcast to the precision of that dtype.
 
     Raises:
         UsageError: A tolerance names an output that the model does not have.
@@ -75,10 +71,7 @@ def output_tolerances(
 def check_gradients(inputs: Sequence[TensorInput], outputs: Sequence[TensorOutput], *, repeats: bool) -> None:
     """Checks that what is declared to be a gradient can be one.
 
-    Args:
-        inputs: The described inputs.
-        outputs: The described outputs.
-        repeats: Whether the answer depends on the inputs alone.
+    `repeats`: the answer depends on the inputs alone.
 
     Raises:
         UsageError: It names no input, has another shape than that input, or one of the three is not floating.

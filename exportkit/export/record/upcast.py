@@ -37,11 +37,8 @@ class Upcast(UncompiledMode):
     def __init__(self, wide: torch.dtype, narrow: torch.dtype, *, lazily: bool = False) -> None:
         """Upcasts to `wide` what a model computes in `narrow` or its like.
 
-        Args:
-            wide: The dtype.
-            narrow: The least precise dtype of the model's tensors.
-            lazily: Whether parameters are upcast where they are used, and none stays. A model that writes to one does
-                not work then, nor one that compares their dtype with that of inputs, as torch's convolutions do.
+        `lazily`: parameters are upcast where they are used, and none stays. A model that writes to one does not work
+        then, nor one that compares their dtype with that of inputs, as torch's convolutions do.
         """
         super().__init__()
         self.narrowest = narrow
