@@ -29,9 +29,7 @@ _SMALLEST = 1e-9  # what is closer is drawn here
 def error_plot(outputs: Mapping[str, Errors], sizes: str = "") -> str:
     """Returns the figure, or nothing if no output has an error.
 
-    Args:
-        outputs: The errors of each output, relative to the reference's magnitude.
-        sizes: The sizes that were tried, in words.
+    The errors are relative to the reference's magnitude. `sizes` says which were tried.
     """
     rows = {name: errors for name, errors in outputs.items() if any(errors.values())}
     values = [value for errors in rows.values() for each in errors.values() for value in each if math.isfinite(value)]

@@ -216,17 +216,7 @@ def print_written(
     libraries: Sequence[Path | str],
     repair: Repair | None = None,
 ) -> int:
-    """Prints what was written, and the next command.
-
-    Args:
-        output: The file that was asked for.
-        output_format: Its format.
-        manifest: What it holds.
-        as_json: Whether to print JSON.
-        more: What else the JSON has.
-        libraries: The operator libraries that the next command names.
-        repair: How the compiled code was repaired, if it was to be.
-    """
+    """Prints what was written, and the next command."""
     # ONNX models of several methods are files beside one sidecar, which stands for them.
     written = output if len(manifest.onnx) < 2 else sidecar_path(output)
     if as_json:

@@ -111,11 +111,7 @@ def _running_line(thread: int) -> str:
 
 
 def with_progress(work: Callable[[Progress], Generator[T, None, None]]) -> Iterator[T]:
-    """Yields what long work finds. Its steps are reported as `progress` does, and between them stdout is the caller's.
-
-    Args:
-        work: Given what to report to, yields what it finds.
-    """
+    """Yields what long work finds. Its steps are reported as by `progress`; between them stdout is the caller's."""
     reporting: list[Progress] = []
     with closing(work(lambda text: reporting[-1](text))) as results:
         while True:

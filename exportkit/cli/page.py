@@ -67,12 +67,8 @@ def write_page(
 ) -> None:
     """Writes the page of an open artifact whose digests were checked.
 
-    Args:
-        path: The file to write. An existing one is replaced when the page is complete.
-        reader: The artifact. Nothing that it says is more than text on the page.
-        more: Further sections, which stand first.
-        verified: The errors that `verify` found, by output.
-        sizes: The sizes that it tried, in words.
+    Nothing that the artifact says is more than text on the page. Further sections stand first. `verified` has the
+    errors that `verify` found, by output, and `sizes` says which it tried.
     """
     methods = reader.manifest.methods
     eager = {

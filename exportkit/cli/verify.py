@@ -228,9 +228,7 @@ def _compared_with_eager(report: Report) -> bool:
 def print_report(report: Report, *, written: bool = True) -> None:
     """Prints the report: the checks of each target under its name, then the failures in full.
 
-    Args:
-        report: The report.
-        written: Whether the artifact is there, for the commands that show a failure alone.
+    Commands that show a failure alone are for an artifact that was `written`.
     """
     versions = {"torch": report.torch, "ONNX Runtime": report.onnxruntime}
     ran_by = next((f"{name} {version}" for name, version in versions.items() if version), "not loaded")

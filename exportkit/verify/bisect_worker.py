@@ -269,15 +269,7 @@ def written_state(method: PackagedMethod) -> list[str]:
 def state_before(
     eager: EagerMethods, calls: Sequence[DrawnCall], sizes: Mapping[str, int], device: torch.device, *, tf32: bool
 ) -> dict[str, torch.Tensor]:
-    """Returns eager's state after some calls, by name.
-
-    Args:
-        eager: The model, on its device.
-        calls: The calls.
-        sizes: Of the state's dimensions.
-        device: The device.
-        tf32: Whether eager may use TF32.
-    """
+    """Returns eager's state after some calls, by name."""
     dimensions = {buffer.dimension for buffer in eager.buffers}
     session = eager.session({name: size for name, size in sizes.items() if name in dimensions})
     with eager_mode(tf32=tf32):

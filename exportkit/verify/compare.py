@@ -186,13 +186,7 @@ def compare_tensors(
 ) -> OutputComparison:
     """Compares two tensors element by element: |actual - expected| <= atol + rtol * |expected|.
 
-    Args:
-        name: The output's name.
-        expected: A tensor on the CPU.
-        actual: A tensor on the CPU, of the same dtype and shape.
-        rtol: Relative tolerance.
-        atol: Absolute tolerance.
-        selected: Boolean tensor of the same shape that selects the elements to compare. Default: all.
+    Both are on the CPU, of one dtype and shape. `selected` says which elements count; by default all do.
     """
     difference, magnitude = differences(expected, actual)
     counts = torch.ones_like(difference, dtype=torch.bool) if selected is None else selected

@@ -98,15 +98,7 @@ class CppReplay(msgspec.Struct, frozen=True):
 def replay_in_cpp(
     artifact: Path, reader: PackageReader, options: VerifyOptions, *, target: str, device: str
 ) -> CppReplay | Verdict:
-    """Replays the recorded cases of a target in C++, or returns the verdict if it cannot be loaded.
-
-    Args:
-        artifact: The artifact's file.
-        reader: The artifact.
-        options: The verification's options.
-        target: The name of the target.
-        device: Its device.
-    """
+    """Replays the recorded cases of a target in C++, or returns the verdict if it cannot be loaded."""
     if not PROGRAM.exists():
         return LoadFailed.of(
             HostError(

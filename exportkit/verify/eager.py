@@ -25,15 +25,7 @@ class EagerProcess:
         required: bool,
         demanded_by: str | None = None,
     ) -> None:
-        """Does not start the process yet.
-
-        Args:
-            manifest: The artifact's manifest.
-            options: The verification's options.
-            device: The model's device, such as "cuda:0".
-            required: Whether a model that cannot be made is a failure.
-            demanded_by: What requires a signature, or None.
-        """
+        """Does not start the process yet. `required`: a model that cannot be made is a failure."""
         self.model = options.eager.model_of(manifest.source.model, demanded_by)
         self._manifest = manifest
         self._options = options
@@ -106,10 +98,7 @@ class EagerProcess:
     ) -> CallsDrawn | EagerFailed | Crashed | TimedOut:
         """Draws calls, makes them, and writes a file like a recorded case's. Needs `make` first.
 
-        Args:
-            command: What is drawn, and the file.
-            label: The name of the comparison, for messages.
-            then: What is drawn next: the process begins with it at once.
+        `label` is for messages. The process begins with `then` at once.
         """
         assert self._worker is not None
         doing = f"running the eager model at {label}, which is inside the exported range"

@@ -12,13 +12,7 @@ from exportkit.verify.options import VerifyOptions
 
 @dataclass(frozen=True)
 class EagerPlan:
-    """What is called, and at which sizes.
-
-    Attributes:
-        method: A method without state; None for sequences of calls.
-        sizes: The sizes.
-        name: What labels begin with; empty if there is nothing else to compare.
-    """
+    """What is called, and at which sizes: a method without state, or sequences (None). Labels begin with `name`."""
 
     method: str | None
     sizes: SizePlan

@@ -26,10 +26,6 @@ def filled_memory(content: Content, device: str = "cpu") -> Iterator[None]:
     """Fills the memory that this process gets while the block runs: torch's, and what C++ code allocates itself.
 
     On a GPU, what torch has reserved and nothing uses is filled when the block begins.
-
-    Args:
-        content: What it is filled with; "" leaves it as it is.
-        device: Where the code runs.
     """
     if not content:
         yield

@@ -33,11 +33,7 @@ def declared_gradients(call: Call) -> dict[str, GradientOf]:
 
 @dataclass(frozen=True)
 class GradientChecks:
-    """Holds the gradients of a loaded target to differences of its outputs.
-
-    Attributes:
-        target: The target. Its options have the seed of the directions.
-    """
+    """Holds the gradients of a loaded target to differences of its outputs."""
 
     target: ReplayedTarget
 
@@ -94,12 +90,7 @@ def _has_gradients(manifest: Manifest, case: Case) -> bool:
 
 
 def verdict_of(findings: Sequence[GradientFinding], who: str) -> Verdict:
-    """Returns the verdict on the gradients of one call.
-
-    Args:
-        findings: The findings, one for each gradient.
-        who: Whose gradients they are, if not the package's: "eager".
-    """
+    """Returns the verdict on the gradients of one call. `who` they are of, if not of the package: "eager"."""
     if wrong := tuple(each for each in findings if each.wrong):
         return WrongGradient(wrong, who)
     return GradientsHold(tuple(findings), who)
@@ -115,12 +106,7 @@ def gradient_findings(
 ) -> list[GradientFinding]:
     """Compares each declared gradient of a call with differences of what it is the gradient of.
 
-    Args:
-        call: The described call.
-        inputs: Its inputs, on any device, in the dtype that the answers are computed in.
-        answers: Returns the outputs for each of several inputs.
-        seed: The seed of the directions.
-        precision: The epsilon of the least precise dtype that is computed in. Default: that of inputs and outputs.
+    `precision` is the epsilon of the least precise dtype that is computed in; by default that of inputs and outputs.
     """
     import torch
 

@@ -28,14 +28,7 @@ _STEPS = 8  # of the finer rule; the coarser one has half of them
 
 
 def held_along_paths(evaluate: Evaluate, start: torch.Tensor, *, seed: int, precision: float) -> PathFinding:
-    """Compares along paths through a point.
-
-    Args:
-        evaluate: Answers for inputs of the dtype of `start`.
-        start: The point, on the CPU.
-        seed: The seed of the directions.
-        precision: The epsilon of the least precise dtype that the model computes in.
-    """
+    """Compares along paths through a point. `precision` is the epsilon of the least precise dtype in use."""
     generator = torch.Generator().manual_seed(seed)
     here = start.double()
     rounding = max(torch.finfo(start.dtype).eps, precision, 2.0**-23) * float(here.abs().max())

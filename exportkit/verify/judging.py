@@ -52,12 +52,7 @@ class Judge:
     ) -> Verdict:
         """Judges calls of a task, and then the state if it was expected.
 
-        Args:
-            task: The calls.
-            expected: The tensors of the task's file.
-            answers: What the package answered, named as in the file.
-            structures: By call, the structure of its result.
-            calls: The numbers of the calls to judge. Default: all.
+        Judges only the given `calls`, if there are any.
         """
         case = task.case
         found: list[OutputComparison] = []
@@ -141,12 +136,7 @@ def first_difference(
 ) -> str | None:
     """Returns where answers first differ from expected ones, bit for bit; None if they are equal.
 
-    Args:
-        manifest: The package's manifest.
-        case: The calls.
-        expected: Tensors by their names in a file.
-        answers: The same.
-        calls: The numbers of the calls to compare. The state is compared where both have it.
+    The state is compared where both have it.
     """
     names: dict[str, str] = {}
     for number in calls:

@@ -27,15 +27,9 @@ Layouts = dict[str, tuple[str, ...]]  # by method, the layout of each input
 def layouts_of(manifest: Manifest, case: Case, number: int, edge_case: str, *, compiled: bool) -> Layouts:
     """Returns the layouts in which a case is replayed once more; none if its inputs are too large.
 
-    An input that the call writes keeps its own, because it must be contiguous.
-
-    Args:
-        manifest: The package's manifest.
-        case: The case.
-        number: Its number: each input has another layout in the next case.
-        edge_case: What makes its inputs edge values. An input of one value is expanded from that one.
-        compiled: Whether a loader gives the inputs to compiled code. A program gets them as they are, and eager, too,
-            needs elements that are aligned.
+    An input that the call writes keeps its own, because it must be contiguous. Each input has another layout in the
+    next case; one of a single value is expanded from that. A program gets its inputs as they are, and eager, too, needs
+    elements that are aligned.
     """
     found, size = {}, 0
     names = tuple(name for name in LAYOUTS if name != _EXPANDED and (compiled or name != _UNALIGNED))

@@ -39,11 +39,7 @@ def bisect(count: int, fails: Callable[[int], Outcome]) -> Bisection:
     """Searches for a cut that fails while the one before it passes.
 
     It is the first one that fails if all cuts after a failing one fail as well. If not, an earlier one may fail that
-    was not tested.
-
-    Args:
-        count: The number of cuts, at least 1.
-        fails: Tests a cut. If it cannot be tested, its neighbours are tested then.
+    was not tested. If a cut cannot be tested, its neighbours are tested then.
     """
     tested = {count - 1: fails(count - 1)}
     if tested[count - 1] is not True:

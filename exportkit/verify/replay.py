@@ -43,12 +43,7 @@ class ReplayProcess:
     """
 
     def __init__(self, command: LoadArtifact | LoadOnnx, timeout: float) -> None:
-        """Does not start the process yet.
-
-        Args:
-            command: What the process loads.
-            timeout: Seconds that a call may take.
-        """
+        """Does not start the process yet."""
         self._command = command
         self._timeout = timeout
         self._worker: VerifyWorker | None = None
@@ -68,14 +63,8 @@ class ReplayProcess:
     ) -> Self:
         """The process of a target, which torch runs.
 
-        Args:
-            artifact: The artifact's file.
-            manifest: The artifact's manifest.
-            options: The verification's options.
-            target: The name of the target to run; None for the exported program.
-            device: The target's device.
-            libraries: Operator libraries that the artifact does not contain, each with the namespaces it defines.
-            unsigned: The same as for `verify`.
+        The program runs if there is no target. The artifact does not contain the libraries, which are given with the
+        namespaces that each defines.
         """
         keys, signature = options.trust.keys, options.trust.signature
         command = LoadArtifact(

@@ -105,16 +105,7 @@ class Replayer:
         doing: str,
         session: int = -1,
     ) -> None:
-        """Opens a session, if the task needs one.
-
-        Args:
-            task: The calls.
-            replay: The process.
-            manifest: The package's manifest.
-            folder: A private folder for tensors.
-            doing: A description for messages, such as "running case 0 of cpu".
-            session: A session that is open already.
-        """
+        """Opens a session, if the task needs one and none is given. `doing` is for messages."""
         self.task = task
         self.tensors: dict[str, torch.Tensor] = {}
         self.structures: dict[int, str] = {}

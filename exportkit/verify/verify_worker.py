@@ -16,13 +16,7 @@ M = TypeVar("M", bound=Message)
 
 
 class VerifyWorker:
-    """A child process that answers commands.
-
-    Args:
-        module: The module whose `main` the child runs.
-        search_path: The modules the child can import, as for ChildProcess.
-        with_torch: Whether the child needs torch.
-    """
+    """A child process that answers commands: `main` of a module. `search_path` is that of ChildProcess."""
 
     def __init__(self, module: str, *, search_path: SearchPath, with_torch: bool = True) -> None:
         self._client = ChildClient(module, search_path=search_path, with_torch=with_torch)
@@ -42,11 +36,7 @@ class VerifyWorker:
     def ask(self, command: Message, answer: type[M], *, doing: str, timeout: float) -> M | Failed | Crashed | TimedOut:
         """Sends a command and returns the answer, or how the child ended.
 
-        Args:
-            command: A command that the child handles.
-            answer: The class that the handler returns.
-            doing: A description of the command for messages, such as "running case 0".
-            timeout: Seconds after which the child is killed.
+        `doing` is for messages, such as "running case 0". A child that answers too late is killed.
         """
         return self._answered(lambda: self._client.ask(command, answer, timeout=timeout), doing, timeout)
 
