@@ -242,8 +242,6 @@ def _print_repair(repair: Repair) -> None:
     for line in [*map(str, repair.attempts), *repair.places]:
         click.echo(printable_lines(line, "  | "))
     click.echo(f"  with {repair.arguments}")
-    if repair.cost:
-        click.echo(f"  it takes {repair.cost}")
 
 
 def _print_manifest(output: Path, manifest: Manifest) -> None:

@@ -37,7 +37,6 @@ from exportkit.verify.verify import verify
 from exportkit.verify.verify_worker import VerifyWorker
 
 MINUTES = 30  # of the search; what is left to do then is the last way, which is sure to compile
-_TIMED = 9  # calls
 _CODES_FAULT = (  # what other options of the compiler may change
     *(outcomes.Mismatch, outcomes.WrongDtype, outcomes.WrongShape, outcomes.WrongStructure),
     *(outcomes.CallFailed, outcomes.Crashed, outcomes.TimedOut, outcomes.LoadFailed),
@@ -101,7 +100,6 @@ class Repair:
         progress: Called with each step before it starts.
         attempts: What was tried, first no more options. The last one is right.
         places: Where the code goes wrong, as far as it was found.
-        cost: What the repair costs; "" if that is not known, or nothing was to repair.
     """
 
     words: Sequence[str]
@@ -110,7 +108,6 @@ class Repair:
     progress: Progress
     attempts: list[Attempt] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
-    cost: str = ""
     _end: float = 0.0
 
     def run(self, out: Path) -> Manifest:
@@ -121,18 +118,16 @@ class Repair:
             ExportkitError: The model cannot be traced, or its code not be verified.
         """
         with temporary_folder(out.parent, f".{out.name[:200]}") as folder:
-            first = last = self._try("no more options", GivenOptions(), folder)
+            last = self._try("no more options", GivenOptions(), folder)
             self._end = time.monotonic() + 60 * MINUTES
             with suppress(_TimeIsUpError):
-                last = self._leave_nodes(first)
+                last = self._leave_nodes(last)
                 for option in OPTIONS:
                     last = last if last.right else self._try(*option, folder)
             self._end = math.inf
             last = last if last.right else self._try(*_EVERY, folder)
             if not last.right:
                 raise self._refusal(out)
-            if last is not first and first.report is not None:
-                self._compare(first, last)
             with PackageReader(last.path) as reader:
                 manifest = reader.manifest
             os.replace(last.path, out)
@@ -146,7 +141,7 @@ class Repair:
     def document(self) -> dict[str, Any]:
         """Returns the repair as JSON."""
         tried = [{"options": each.given.arguments, "result": str(each)} for each in self.attempts]
-        return {"arguments": self.arguments, "cost": self.cost, "attempts": tried, "places": self.places}
+        return {"arguments": self.arguments, "attempts": tried, "places": self.places}
 
     def _step(self, text: str) -> None:
         """Says what happens next, and how much time the search has for it."""
@@ -215,19 +210,6 @@ class Repair:
             said = f"the compiled code cannot be verified: {report.failure.verdict.message}"
             raise ExportError(said, hint="Without --repair, nothing is verified here.")
         return report, options
-
-    def _compare(self, wrong: Attempt, right: Attempt) -> None:
-        """Times the first case with the repair and without."""
-        found = []
-        for attempt in (right, wrong):
-            with PackageReader(attempt.path) as reader:
-                digest, some = reader.manifest_sha256, bool(reader.manifest.cases)
-            options = replace(attempt.verified, against="cases", cases=(0,) * _TIMED)
-            checks = verify(attempt.path, options, unsigned=digest, progress=self.progress).checks if some else ()
-            found.append(min((check.seconds for check in checks if check.seconds), default=0.0))
-        if all(found):
-            now, before = found
-            self.cost = f"{now * 1e3:.3g} ms for case 0, {now / before:.2f} of what it takes without (best of {_TIMED})"
 
     def _refusal(self, out: Path) -> ExportError:
         file = out.with_name(f"{out.name}.repair.txt")

@@ -45,7 +45,6 @@ def test_wrong_code_is_repaired_at_its_node(tmp_path: Path, capsys: pytest.Captu
     assert wrong.startswith("tried no more options: differs: ")
     assert right == "tried aten.relu.default@relu left to eager's kernel: right"
     assert said["places"][0].startswith("node 1 of 1, relu (aten.relu.default), repair_models.py:")
-    assert "ms for case 0, " in said["cost"]
     with PackageReader(out) as reader:
         remembered = compiled_with(reader, reader.manifest.targets[0])
     assert remembered.eager_kernels == ("aten.relu.default@relu",)
