@@ -67,11 +67,9 @@ class LazyGroup(click.Group):
 
     Attributes:
         modules: The modules in exportkit.cli by command, in the order of the work. Each has the command as `command`.
-        gone: What to do instead of a command that is no more, by its name.
     """
 
     modules: ClassVar[Mapping[str, str]] = {}
-    gone: ClassVar[Mapping[str, str]] = {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Lists the commands in the order of the work instead of the alphabet."""
@@ -84,8 +82,6 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if args[0] in self.gone:
-                raise click.UsageError(f"{args[0]} is no more: {self.gone[args[0]]}", ctx) from error
             close = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
             if not close or "Did you mean" in error.message:
                 raise

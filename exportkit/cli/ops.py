@@ -18,9 +18,6 @@ class OperatorCommands(LazyGroup):
         "list": "ops_list",
         "check": "ops_check",
     }
-    gone: ClassVar[Mapping[str, str]] = {
-        "build": "run `python setup.py build_ext --inplace`, then `exportkit ops check` the library"
-    }
 
 
 @click.group("ops", cls=OperatorCommands, context_settings=SETTINGS)

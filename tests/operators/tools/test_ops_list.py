@@ -110,11 +110,6 @@ def test_a_schema_that_export_cannot_take_is_named(tmp_path, capsys):
     assert "odder_schemas::g: Argument by is complex, and the stable ABI cannot pass that." in printed
 
 
-def test_ops_build_says_what_builds(capsys):
-    assert main(["ops", "build", "my_ops", "--watch"]) == 2
-    assert "build is no more: run `python setup.py build_ext --inplace`" in capsys.readouterr().err
-
-
 @pytest.mark.process
 def test_a_library_that_cannot_be_loaded_says_why(tmp_path, capsys):
     (tmp_path / "text.so").write_text("no library")
