@@ -63,12 +63,11 @@ def write_page(
     reader: PackageReader,
     more: Sequence[Section] = (),
     verified: Mapping[str, error_plot.Errors] | None = None,
-    sizes: str = "",
 ) -> None:
     """Writes the page of an open artifact whose digests were checked.
 
     Nothing that the artifact says is more than text on the page. Further sections stand first. `verified` has the
-    errors that `verify` found, by output, and `sizes` says which it tried.
+    errors that `verify` found, by output.
     """
     methods = reader.manifest.methods
     eager = {
@@ -86,7 +85,7 @@ def write_page(
         digest=digest,
         title=_text(first.title),
         style=_STYLE,
-        picture=error_plot.error_plot(errors, sizes),
+        picture=error_plot.error_plot(errors),
         tables="\n".join(tables),
     )
     write_whole(path, page.encode())
