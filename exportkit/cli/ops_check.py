@@ -210,24 +210,18 @@ def of_operators(option: str, texts: Sequence[str], operators: Sequence[str]) ->
 
 def _print_one(checked: Checked) -> None:
     report = checked.report
-    if not report.findings and not checked.not_checked:
-        click.echo(f"{printable(report.operator)}: ok")
-        _print_never_tried(checked)
-        return
-    click.echo(f"{printable(report.operator)}: {printable(report.schema)}")
+    fine = not report.findings and not checked.not_checked
+    click.echo(f"{printable(report.operator)}: {'ok' if fine else printable(report.schema)}")
     for finding in report.findings:
         _print_finding(finding)
     if checked.not_checked:
         click.echo(f"  not checked: {printable(checked.not_checked)}")
         if checked.hint:
             click.echo(f"    {printable(checked.hint)}")
-    _print_never_tried(checked)
-    click.echo()
-
-
-def _print_never_tried(checked: Checked) -> None:
     if checked.never_tried:
         click.echo(f"  never tried: {printable('; '.join(checked.never_tried))}")
+    if not fine:
+        click.echo()
 
 
 def _print_all(source: str, found: Sequence[Checked]) -> None:
