@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -101,7 +100,7 @@ def command(
     not cover the model's source, so then only --model counts.
 
     A case may have values that show what is wrong with a kernel, such as ties, and inputs are laid out in memory in
-    several ways. A failure names both, and the command that shows it alone.
+    several ways. A failure names both; --case N replays its case alone.
 
     Where eager decides by a value at the border, such as a threshold, an argmax or a routing in bfloat16, it answers
     otherwise when it rounds otherwise. An output that is as far from eager's as that cannot be judged, and only that:
@@ -218,7 +217,7 @@ def _compared_with_eager(report: Report) -> bool:
 def print_report(report: Report, *, written: bool = True) -> None:
     """Prints the report: the checks of each target under its name, then the failures in full.
 
-    Commands that show a failure alone are for an artifact that was `written`.
+    What to do next depends on whether the artifact was `written`.
     """
     versions = {"torch": report.torch, "ONNX Runtime": report.onnxruntime}
     ran_by = next((f"{name} {version}" for name, version in versions.items() if version), "not loaded")
@@ -239,8 +238,6 @@ def print_report(report: Report, *, written: bool = True) -> None:
             of = f" of {check.target}" if check.target else ""
             click.echo(f"\n{check.against}, {printable(check.label)}{of}:")
             click.echo(printable_lines(check.verdict.message, "  | "))
-            if written and (again := _again(report, check)) is not None:
-                click.echo(f"  {again}")
     if report.failure is not None:
         _print_failure(report, report.failure, written)
         return
@@ -272,17 +269,6 @@ def _print_failure(report: Report, failure: Check, written: bool) -> None:
         click.echo(f"\n{first}`verify --bisect` names the node, `export --repair` makes code that is right.")
     what = "FAILED" if failure.wrong else "CANNOT BE JUDGED"
     click.echo(f"\n{what}: {alike} of {len(report.checks)} checks; exit code {report.exit_code}")
-
-
-def _again(report: Report, check: Check) -> str | None:
-    """Returns the command that shows a failure of one recorded case alone."""
-    number = re.match(r"case (\d+) ", check.label) if check.against == "cases" else None
-    if number is None or len({each.label for each in report.checks}) == 1:
-        return None
-    words = ["exportkit", "verify", printable(report.artifact), "--target", check.target or "", "--case", number[1]]
-    return shlex.join(
-        words if check.target in {t.name for t in report.targets} - {"program", "onnx"} else words[:3] + words[5:]
-    )
 
 
 def _row(check: Check) -> tuple[str, ...]:
