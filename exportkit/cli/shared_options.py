@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import json
 import math
@@ -218,15 +217,10 @@ def json_object(context: click.Context, parameter: click.Parameter, value: str |
     return parsed
 
 
-def assignments(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, Any]:
-    """Parses KEY=VALUE pairs. VALUE is a Python literal (`True`, `4`, `None`), else plain text."""
-    found = {}
-    for value in values:
-        key, equals, text = value.partition("=")
+def assignments(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    """Parses KEY=VALUE pairs."""
+    pairs = {value: value.partition("=") for value in values}
+    for value, (key, equals, _) in pairs.items():
         if not equals or not key:
             raise click.BadParameter(f"{value!r} is not KEY=VALUE, such as max_autotune=True")
-        try:
-            found[key] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            found[key] = text
-    return found
+    return {key: text for key, _, text in pairs.values()}
