@@ -13,6 +13,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 from exportkit.errors import ExportError
+from exportkit.export.compile.compile_failure import with_causes
 from exportkit.export.sizes.guards import judged_conditions, placed_relation
 from exportkit.export.sizes.tried_sizes import Ranges, counterexamples, holds
 from exportkit.export.torch_patches.patched import DOOR, Function, all_patched
@@ -83,12 +84,10 @@ def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, GuardOnDataDependentSymNode):
-                cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
-            if cause is None:
-                raise
-            raise AssumedSizeError(str(cause.cond)) from error
+            for cause in with_causes(error):
+                if isinstance(cause, GuardOnDataDependentSymNode):
+                    raise AssumedSizeError(str(cause.cond)) from error
+            raise
 
 
 def _is_not_one(condition: sympy.Basic) -> bool:

@@ -29,13 +29,7 @@ def described(node: torch.fx.Node) -> str:
 
 
 class UncompiledError(Exception):
-    """The program was not compiled. Its text is the reason.
-
-    Attributes:
-        refusal: What is said of it, if nothing helps.
-        places: What may be left to eager's kernels then, as `read_eager_kernels` reads it.
-        at: The operator and the line of the model, or "".
-    """
+    """The program was not compiled, and why. If nothing helps, `refusal` is said; `places` may be left to eager."""
 
     def __init__(self, said: str, refusal: ExportError, at: str, places: Iterable[str]) -> None:
         self.refusal, self.at, self.places = refusal, at, tuple(places)
@@ -53,19 +47,23 @@ class UncompiledError(Exception):
         return more
 
 
-def failed_nodes(error: BaseException | None) -> list[torch.fx.Node]:
-    """Returns the nodes that torch was at when it raised: the innermost ones of its stack, several of a fused kernel.
-
-    The causes of what compiling raised are looked at, too.
-    """
+def with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yields what was raised, and what that was raised for."""
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
+
+
+def failed_nodes(error: BaseException) -> list[torch.fx.Node]:
+    """Returns the nodes that torch was at when it raised: the innermost of its stack, several of a fused kernel."""
+    for each in with_causes(error):
+        for frame, _ in reversed([*traceback.walk_tb(each.__traceback__)]):
             for value in frame.f_locals.values():
                 if found := _nodes(value):
                     return found
-        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
     return []
 
 
