@@ -36,11 +36,7 @@ _FOR_EMBEDDED_WEIGHTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class CompilePlan(CompileOptions):
-    """Options that were checked and completed for a device of this machine.
-
-    Attributes:
-        device: cpu or cuda. The model is traced on it, and code is compiled for it.
-    """
+    """Options that were checked and completed for a device of this machine, on which the model is traced."""
 
     device: torch.device
 

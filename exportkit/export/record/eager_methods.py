@@ -21,13 +21,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class EagerAnswer:
-    """What a method answered.
-
-    Attributes:
-        result: The result, as the method returned it; what shared memory with the state or a written input is a copy.
-        outputs: Its tensors, in the order of the call's outputs.
-        written: What the method has made of the inputs that it is declared to write, by the input's name.
-    """
+    """What a method answered. What shared memory with the state or a written input is a copy."""
 
     result: Any
     outputs: tuple[torch.Tensor, ...]
@@ -80,12 +74,7 @@ class EagerMethods:
 class DescribedModel:
     """An eager model with its description for the manifest, by which its calls are drawn and recorded.
 
-    Attributes:
-        eager: The model.
-        methods: The description of its methods.
-        state: The description of its state.
-        device: The model's device.
-        tf32: Whether the model, but not its reference, may use TF32.
+    `tf32`: the model, but not its reference, may use TF32.
     """
 
     eager: EagerMethods

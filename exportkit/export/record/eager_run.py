@@ -33,16 +33,7 @@ MAX_STATE_BYTES = 32_000_000
 
 @dataclass(frozen=True)
 class EagerRun:
-    """Calls that eager has answered in a session of its own.
-
-    Attributes:
-        model: The model.
-        calls: The calls, on the model's device.
-        answered: The same with eager's results.
-        after: The state after them, if it is small enough to be recorded.
-        state: The description of that state.
-        structures: The structure of each result.
-    """
+    """Calls that eager has answered in a session of its own, and the state after them, if that is small enough."""
 
     model: DescribedModel
     calls: Sequence[DrawnCall]

@@ -35,11 +35,7 @@ _NONE = Accuracy(rms=0.0, greatest=0.0)
 
 
 class NumericalStability:
-    """The check of one model.
-
-    Attributes:
-        unstable: The result that rounding decided in the last case of which `problem` said so.
-    """
+    """The check of one model. `unstable` is the result that rounding decided in the last case of which it said so."""
 
     def __init__(self, drawn: Sequence[RecordedCase]) -> None:
         """Learns eager's errors from the drawn cases."""

@@ -53,13 +53,7 @@ class Answered:
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweredCall(Answered):
-    """A call that eager has answered.
-
-    Attributes:
-        model: The module whose forward was called.
-        bound: The call, on the model's device.
-        outputs: Eager's outputs as it gave them, which may be others than the manifest's.
-    """
+    """A call that eager has answered. Its outputs as eager gave them may be others than the manifest's."""
 
     model: torch.nn.Module
     bound: BoundCall
@@ -74,12 +68,7 @@ class AnsweredCall(Answered):
 
 @dataclass(frozen=True, kw_only=True)
 class SessionState(Answered):
-    """The state of a session after its last call.
-
-    Attributes:
-        buffers: The model's state.
-        sizes: The sizes of the state's dimensions.
-    """
+    """The state of a session after its last call."""
 
     buffers: Sequence[StateBuffer] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -87,14 +76,7 @@ class SessionState(Answered):
 
 @dataclass(frozen=True)
 class WideAnswers:
-    """What a session gives in a wide dtype.
-
-    Attributes:
-        dtype: The dtype.
-        parts: The results of each call, then the state after the last, by name.
-        eps: The epsilon of the least precise dtype that was upcast.
-        decides: As `Upcast.decides`.
-    """
+    """What a session gives in a wide dtype, call by call. `eps` is that of the least precise dtype that was upcast."""
 
     dtype: torch.dtype
     parts: Sequence[Mapping[str, torch.Tensor]]
@@ -226,11 +208,7 @@ def _stored(computed: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
 
 
 class _WideSession:
-    """Calls a model in a wide dtype.
-
-    Attributes:
-        wide: The dtype.
-    """
+    """Calls a model in a wide dtype."""
 
     def __init__(self, wide: torch.dtype, mode: Upcast | None, state: SessionState) -> None:
         self.wide = wide
