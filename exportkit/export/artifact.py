@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from pathlib import Path
 
 import msgspec
@@ -141,9 +140,6 @@ def _program_record(method: str) -> str:
     return PROGRAM_RECORD if method == FORWARD else PROGRAM_RECORD.replace(".pt2", f".{method}.pt2")
 
 
-_WHOLE = "Whole numbers can be written: -(-n // 4) in place of math.ceil(n / 4)."
-
-
 def _saved(program: torch.export.ExportedProgram) -> bytes:
     """Returns a program as torch.export.save writes it.
 
@@ -156,12 +152,10 @@ def _saved(program: torch.export.ExportedProgram) -> bytes:
         try:
             torch.export.save(program, buffer)
         except RuntimeError as error:
-            if (node := re.match(r"Failed serializing node (\w+)", str(error))) is None:
-                raise
             raise ExportError(
-                f"torch {torch.__version__} cannot write the program to a file: it calls {node[1]}",
-                hint="--format aoti compiles the program and does not write it. "
-                + (_WHOLE if re.match("ceil|floor|round|trunc", node[1]) else "A newer torch may be able to."),
+                f"torch {torch.__version__} cannot write the program to a file: {str(error).partition(chr(10))[0]}",
+                hint="--format aoti compiles the program and does not write it; a newer torch may be able to. Whole "
+                "numbers can be written: -(-n // 4) in place of math.ceil(n / 4).",
             ) from error
     return buffer.getvalue()
 
