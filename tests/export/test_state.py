@@ -180,7 +180,7 @@ def test_sequences_are_drawn_by_the_spec(tmp_path: Path) -> None:
     [
         ([], "returned no calls, but a list"),
         (None, "returned no calls, but a NoneType"),
-        ([("embed", (torch.ones(1, 1, dtype=torch.long),), {})], "a call of 'embed', which is no method with state"),
+        ([("embed", (torch.ones(1, 1, dtype=torch.long),), {})], "as call 0"),
         ([(torch.ones(1),)], "as call 0"),
         ([("decode", (torch.ones(rows, 1, dtype=torch.long),), {}) for rows in (1, 2)], "`batch` is 1 and 2"),
     ],

@@ -100,14 +100,10 @@ def _drawn_by_user(model: DescribedModel, sizes: Mapping[str, int], seed: int) -
     held = {each.name for call in by_name.values() for each in call.dimensions}
     drawn = []
     for number, each in enumerate(answer if isinstance(answer, (list, tuple)) else ()):
-        if not (isinstance(each, (list, tuple)) and [type(part) for part in each[1:]] == [tuple, dict]):
-            raise UsageError(f"{what} returned {each!r:.80} as call {number}", hint=_SEQUENCE)
-        name, args, kwargs = each
-        if name not in by_name:
-            raise UsageError(
-                f"{what} returned a call of {name!r}, which is no method with state",
-                hint=f"Those are {', '.join(by_name)}.",
-            )
+        name, args, kwargs = each if isinstance(each, (list, tuple)) and len(each) == 3 else (None, None, None)
+        if name not in by_name or not isinstance(args, tuple) or not isinstance(kwargs, dict):
+            hint = f"{_SEQUENCE} The methods with state are {', '.join(by_name)}."
+            raise UsageError(f"{what} returned {each!r:.80} as call {number}", hint=hint)
         bound, call = eager.bind(name, args, kwargs), by_name[name]
         own = sizes_of(call.inputs, [tensor.shape for tensor in bound.tensors])
         check_drawn(bound, call, own, f"{what}, call {number} ({name}),")
