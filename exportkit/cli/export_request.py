@@ -12,7 +12,7 @@ import click
 
 from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
 from exportkit.errors import ExportError
-from exportkit.export.export_options import CompileOptions, CudaArch, TraceOptions
+from exportkit.export.export_options import CompileOptions, TraceOptions
 from exportkit.export.models.model_names import check_model_name
 from exportkit.export.models.option_parsing import check_texts
 from exportkit.onnx.files import method_path, sidecar_path
@@ -24,7 +24,6 @@ from exportkit.reference_model import ReferenceModel
 
 if TYPE_CHECKING:
     from exportkit.cli.repair import Repair
-    from exportkit.export.cpu_isas import CpuIsa
     from exportkit.export.models.resolved import ResolvedModel
     from exportkit.export.sizes.size_changes import SizeChange
     from exportkit.export.trace.draft import Draft
@@ -33,7 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """The arguments of `exportkit export`, and they as they were written. All that concern tracing are in `trace`."""
+    """The arguments of `exportkit export`, and they as they were written.
+
+    Those that concern tracing are in `trace`, and those of one format in `compiling` and in `onnx`, which lacks the
+    decompositions: torch is needed to look them up.
+    """
 
     model: str
     output: Path | None
@@ -44,28 +47,27 @@ class ExportRequest:
     inputs: tuple[str, ...]
     trust: Trust
     trusted: bool
-    cpu_isas: tuple[CpuIsa, ...]
-    cuda_arch: CudaArch
-    inductor_config: dict[str, Any]
-    eager_kernels: tuple[str, ...]
-    embed_weights: bool
-    no_cache: bool
     repair: bool
     words: tuple[str, ...]
-    opset: int
-    inline: bool
     decompositions: dict[str, str]
     draft: bool
     apply_suggested_fixes: bool
     allow_narrowing: bool
     trace: TraceOptions
+    compiling: CompileOptions
+    onnx: OnnxOptions
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ExportRequest:
         """Returns the request that has these arguments."""
-        own = {each.name for each in fields(cls)}
-        trace = {("version" if name == "model_version" else name): given[name] for name in given.keys() - own}
-        return cls(trace=TraceOptions(**trace), **{name: given[name] for name in given.keys() & own})
+        left = {**given, "cache": not given["no_cache"], "version": given["model_version"]}
+
+        def taken(kind: type[Any]) -> dict[str, Any]:
+            return {each.name: left.pop(each.name) for each in fields(kind) if each.name in left}
+
+        own = taken(cls)
+        compiling, onnx = CompileOptions(**taken(CompileOptions)), OnnxOptions(**taken(OnnxOptions))
+        return cls(trace=TraceOptions(**taken(TraceOptions)), compiling=compiling, onnx=onnx, **own)
 
     def check(self) -> None:
         """Refuses what cannot be done together, or is spelled wrongly, before torch is imported.
@@ -102,23 +104,6 @@ class ExportRequest:
             raise click.UsageError(f"--format {self.output_format} writes no {other}: give another name with -o.")
         if self.repair and (not compiled or self.draft or self.apply_suggested_fixes):
             raise click.UsageError("--repair is for --format aoti, without --draft and --apply-suggested-fixes.")
-
-    @property
-    def onnx(self) -> OnnxOptions:
-        """How to write an ONNX model, but for the decompositions, which torch is needed to look up."""
-        return OnnxOptions(self.opset, self.inline)
-
-    @property
-    def compiling(self) -> CompileOptions:
-        """How to compile."""
-        return CompileOptions(
-            cpu_isas=self.cpu_isas,
-            cuda_arch=self.cuda_arch,
-            inductor_config=self.inductor_config,
-            embed_weights=self.embed_weights,
-            eager_kernels=self.eager_kernels,
-            cache=not self.no_cache,
-        )
 
     def run(self, as_json: bool) -> int:
         """Exports, repairs or drafts, prints the result, and returns the exit code."""
