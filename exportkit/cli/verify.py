@@ -28,7 +28,6 @@ from exportkit.verify import outcomes
 from exportkit.verify.options import Against, RunBy, VerifyOptions
 
 if TYPE_CHECKING:
-    from exportkit.verify.comparisons import OutputComparison
     from exportkit.verify.outcomes import Verdict
     from exportkit.verify.report import Check, Report
 
@@ -170,21 +169,11 @@ def _write_page(page: Path, artifact: Path, report: Report) -> None:
 
     if report.manifest_sha256 is None:
         return
-    worst: dict[str, OutputComparison] = {}
-    for each in (each for check in report.checks for each in getattr(check.verdict, "outputs", ())):
-        if each.max_abs is not None and (each.name not in worst or each.max_abs > (worst[each.name].max_abs or 0.0)):
-            worst[each.name] = each
-    more = [
-        Section("Verification", [(*_row(check), check.target or "") for check in report.checks]),
-        Section(
-            "Greatest differences from eager",
-            [(x.name, f"{x.max_abs:.3g}", str(x.error or "")) for x in worst.values()],
-        ),
-    ]
+    checks = Section("Verification", [(*_row(check), check.target or "") for check in report.checks])
     with open_artifact(artifact) as reader:
         if reader.manifest_sha256 != report.manifest_sha256:
             raise UsageError(f"{artifact} is no longer the artifact that was verified", hint="Verify it again.")
-        write_page(page, reader, [section for section in more if section.rows], _errors(report))
+        write_page(page, reader, [checks] if checks.rows else [], _errors(report))
 
 
 def _errors(report: Report) -> dict[str, dict[str, list[float]]]:
