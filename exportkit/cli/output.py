@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
 from pathlib import Path
@@ -72,16 +71,16 @@ def printable_lines(text: str, margin: str) -> str:
 def progress() -> Iterator[Progress]:
     """Reports each step on stderr: with a spinner on a terminal, else with one plain line.
 
-    A step that takes long is reported again, with its seconds and the line of the model that runs. What the user's code
-    prints meanwhile goes to stderr as well, since stdout has the result.
+    A step that takes long is reported again, with its seconds. What the user's code prints meanwhile goes to stderr as
+    well, since stdout has the result.
     """
-    current, ended, thread = ("", time.monotonic()), threading.Event(), threading.get_ident()
+    current, ended = ("", time.monotonic()), threading.Event()
 
     def remind() -> None:
         while not ended.wait(LONG):
             text, since = current
             if text and (seconds := time.monotonic() - since) >= LONG:
-                again(f"{text}, for {seconds:.0f} s{_running_line(thread)}")
+                again(f"{text}, for {seconds:.0f} s")
 
     with _stdout_to_stderr(), _steps() as (step, again):
 
@@ -98,16 +97,6 @@ def progress() -> Iterator[Progress]:
         finally:
             ended.set()
             reminder.join()
-
-
-def _running_line(thread: int) -> str:
-    """Returns which line of a model runs in a thread, as ", at model.py:12 in forward: `x + 1`", or ""."""
-    lines = sys.modules.get("exportkit.export.models.source_lines")  # which imports torch
-    frame = sys._current_frames().get(thread)
-    if lines is None or frame is None:
-        return ""
-    found = lines.user_frame(traceback.extract_stack(frame))
-    return f", at {lines.where(found)}" if found else ""
 
 
 def with_progress(work: Callable[[Progress], Generator[T, None, None]]) -> Iterator[T]:
