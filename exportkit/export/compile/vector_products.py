@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -46,7 +45,7 @@ def vector_products() -> Iterator[None]:
     again for each of the matrix' rows.
     """
     changes = all_patched(
-        ("compile_fx.select_decomp_table", _vectors_as_rows),
+        ("compile_fx.select_decomp_table", _whole),
         ("GraphLowering.call_function", _with_products),
         ("InductorChoices.triton_kernel_kwargs", _with_blocks),
         ("ForeachKernelSchedulerNode.combinable_nodes", _beside_products),
@@ -63,28 +62,15 @@ def is_vector_product(row: torch.Tensor, matrix: torch.Tensor) -> bool:
     return all(isinstance(size, int) for size in sizes) and row.shape[0] == 1 and matrix.stride() == (1, row.shape[1])
 
 
-def _vectors_as_rows(select: Function) -> dict[Any, Function]:
-    """Takes `mv` and `addmv` for products of one row, which are not taken apart, whatever Inductor's options say."""
+def _whole(select: Function) -> dict[Any, Function]:
+    """Keeps products of one row from being taken apart, whatever Inductor's options say."""
     table = dict(select())
-    for operator, as_rows in ((_aten.mv.default, _mv), (_aten.addmv.default, _addmv), (_aten.mm.default, _whole)):
-        table[operator] = partial(as_rows, table[operator])
-    return table
+    otherwise = table[_aten.mm.default]
 
+    def apart(row: torch.Tensor, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return NotImplemented if is_vector_product(row, matrix) else otherwise(row, matrix, *args, **kwargs)
 
-def _whole(otherwise: Function, row: torch.Tensor, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    return NotImplemented if is_vector_product(row, matrix) else otherwise(row, matrix, *args, **kwargs)
-
-
-def _mv(otherwise: Function, matrix: torch.Tensor, vector: torch.Tensor) -> Any:
-    row, columns = vector[None], matrix.t()
-    return torch.mm(row, columns)[0] if is_vector_product(row, columns) else otherwise(matrix, vector)
-
-
-def _addmv(otherwise: Function, bias: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, **scales: Any) -> Any:
-    row, columns = vector[None], matrix.t()
-    if is_vector_product(row, columns):
-        return torch.addmm(bias, row, columns, **scales)[0]
-    return otherwise(bias, matrix, vector, **scales)
+    return {**table, _aten.mm.default: apart}
 
 
 def _with_products(call: Function, graph: GraphLowering, target: Any, args: Any, kwargs: Any) -> Any:
