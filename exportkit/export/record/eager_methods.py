@@ -27,11 +27,6 @@ class EagerAnswer:
     outputs: tuple[torch.Tensor, ...]
     written: Mapping[str, torch.Tensor]
 
-    def results(self, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Returns all results by name, given the outputs' names. What is written has the name `written.<input>`."""
-        named = dict(zip(outputs, self.outputs, strict=True))
-        return named | {f"written.{name}": tensor for name, tensor in self.written.items()}
-
 
 class EagerMethods:
     """The methods of an eager model. Its own buffers stay as they are: each session has its own.
