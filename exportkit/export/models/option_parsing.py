@@ -1,15 +1,12 @@
-"""Reads what the command line says of sizes, inputs and dtypes. Does not import torch, so that a slip is said at once.
-
-A text that cannot be read is refused with the one that was probably meant, if that one can be read.
-"""
+"""Reads what the command line says of sizes, inputs and dtypes, without torch, so that a slip is said at once."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
-from exportkit.errors import ExportkitError, UsageError
+from exportkit.errors import UsageError
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Size
 
@@ -22,26 +19,7 @@ _PLACE = re.compile(r"(?P<tensor>[^:=]+):(?P<dim>[0-9]+)=(?P<expression>.+)")
 _RANGE = re.compile(rf"(?P<name>{_NAME})=(?P<min>[0-9]+):(?P<max>[0-9]+)")
 _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<dtype>[a-z0-9_]+)\[(?P<sizes>[0-9,\s]*)\]")
 _FORM = "NAME:DIM=NAME[MIN:MAX] or NAME:DIM=16*NAME[MIN:MAX], such as image:0=batch[1:64]; NAME:DIM=4 fixes a size"
-
-# The same as people write them elsewhere.
-_LOOSE_PLACE = re.compile(r"(?P<tensor>[A-Za-z_][\w.]*?)[\s:.\[]+(?P<dim>[0-9]+)\]?\s*[=:]+\s*(?P<expression>.+)")
-_LOOSE_EXPRESSION = re.compile(
-    rf"(?:(?P<scale>[0-9]+)\s*[*x]?\s*)?(?P<name>{_NAME})(?:\*(?P<factor>[0-9]+))?(?P<offset>[+-][0-9]+)?"
-    r"[:=]?[\[({]?(?P<min>[0-9]+)\s*(?:-|:|,|;|\.\.+|to)\s*(?P<max>[0-9]+)[\])}]?"
-)
-_LOOSE_RANGE = re.compile(
-    rf"(?P<name>{_NAME})\s*[=:]?\s*[\[({{]?(?P<min>[0-9]+)\s*(?:-|:|,|;|\.\.+|to)\s*(?P<max>[0-9]+)[\])}}]?"
-)
-_LOOSE_INPUT = re.compile(
-    r"(?P<name>[A-Za-z_][\w.]*)\s*[=:]\s*(?P<dtype>[A-Za-z_.0-9]*)\s*[\[({](?P<sizes>[0-9,;xX*\s]*)[\])}]?"
-)
 _CASTS = ("float16", "bfloat16", "float32", "float64")
-_OTHER_NAMES = {
-    "float": "float32", "double": "float64", "half": "float16", "int": "int64", "long": "int64", "short": "int16",
-    "char": "int8", "byte": "uint8", "boolean": "bool", "cfloat": "complex64", "cdouble": "complex128",
-    "bf16": "bfloat16", "brain": "bfloat16", "fp8": "float8_e4m3fn", "float8": "float8_e4m3fn",
-    "complex": "complex64", "integer": "int64", "single": "float32",
-}  # fmt: skip
 
 
 def parse_places(texts: Iterable[str]) -> dict[str, dict[int, str]]:
@@ -54,8 +32,7 @@ def parse_places(texts: Iterable[str]) -> dict[str, dict[int, str]]:
     for text in texts:
         match = _PLACE.fullmatch(text.strip())
         if match is None:
-            hint = meant(text, _place_meant, lambda other: _read_places([other])) or f"Write {_FORM}."
-            raise UsageError(f"cannot read the dynamic size {text!r}", hint=hint)
+            raise UsageError(f"cannot read the dynamic size {text!r}", hint=f"Write {_FORM}.")
         dims = shapes.setdefault(match["tensor"].strip(), {})
         if (dim := int(match["dim"])) in dims:
             raise UsageError(f"dimension {dim} of {match['tensor']} is given twice: {dims[dim]} and {text}")
@@ -73,9 +50,9 @@ def parse_ranges(texts: Iterable[str]) -> dict[str, tuple[int, int]]:
     for text in texts:
         match = _RANGE.fullmatch(text.strip())
         if match is None or int(match["min"]) >= int(match["max"]):
-            form = "Write NAME=MIN:MAX with MIN below MAX, such as length=1:4096."
-            hint = form if match else meant(text, _range_meant, lambda other: parse_ranges([other])) or form
-            raise UsageError(f"cannot read the range {text!r}", hint=hint)
+            raise UsageError(
+                f"cannot read the range {text!r}", hint="Write NAME=MIN:MAX with MIN below MAX, such as length=1:4096."
+            )
         if match["name"] in ranges:
             raise UsageError(f"the range of {match['name']} is given twice")
         ranges[match["name"]] = int(match["min"]), int(match["max"])
@@ -97,8 +74,7 @@ def parse_expression(text: str) -> tuple[Size, tuple[int, int] | None]:
     if match is None:
         raise UsageError(
             f"cannot read the size {text!r}",
-            hint=meant(text, _expression_meant, parse_expression)
-            or "Write NAME[MIN:MAX], or with a factor and an offset: 16*NAME[MIN:MAX], 2*NAME+1[MIN:MAX].",
+            hint="Write NAME[MIN:MAX], or with a factor and an offset: 16*NAME[MIN:MAX], 2*NAME+1[MIN:MAX].",
         )
     scale = int(match["scale"] or 1)
     if scale < 1:
@@ -127,9 +103,8 @@ def parse_input_text(text: str) -> tuple[str, str, list[int]]:
     if match is None:
         raise UsageError(
             f"cannot read the input {text!r}",
-            hint=meant(text, _input_meant, parse_input_text)
-            or "Write NAME=DTYPE[SIZES], such as image=float32[2,3,64,64]."
-            + (" Sizes are those of an example; --dynamic image:0=batch[1:64] lets one vary." * ("[" in text)),
+            hint="Write NAME=DTYPE[SIZES], such as image=float32[2,3,64,64]. Sizes are those of an example; --dynamic "
+            "image:0=batch[1:64] lets one vary.",
         )
     check_dtype(match["dtype"])
     return match["name"].strip(), match["dtype"], [int(size) for size in match["sizes"].split(",") if size.strip()]
@@ -157,9 +132,7 @@ def check_cast(name: str) -> None:
 
 def dtype_hint(name: str, allowed: Collection[str]) -> str:
     """Returns the advice for a dtype that is not one of those that are allowed."""
-    plain = name.lower().removeprefix("torch.").removeprefix("np.")
-    named = _OTHER_NAMES.get(plain, re.sub(r"^(?:fp?|float_)(?=\d+$)", "float", re.sub(r"^i(?=\d+$)", "int", plain)))
-    close = [named] if named in allowed else difflib.get_close_matches(plain, sorted(allowed), 1, 0.75)
+    close = difflib.get_close_matches(name.lower().removeprefix("torch."), sorted(allowed), 1)
     others = f"Give one of {', '.join(sorted(allowed))}."
     return f"Did you mean {close[0]}? {others}" if close else others
 
@@ -172,58 +145,11 @@ def check_texts(
     Raises:
         UsageError: A text cannot be read.
     """
-    _read_places(dynamic)
+    for dims in parse_places(dynamic).values():
+        for expression in dims.values():
+            size_of(expression)
     parse_ranges(ranges)
     for text in inputs:
         parse_input_text(text)
     if dtype is not None:
         check_cast(dtype)
-
-
-def meant(text: str, guess: Callable[[str], str | None], read: Callable[[str], object]) -> str | None:
-    """Returns the question whether another text was meant, if there is one and it can be read."""
-    other = guess(text.strip())
-    if other is None or other == text:
-        return None
-    try:
-        read(other)
-    except ExportkitError:
-        return None
-    return f"Did you mean {other}?"
-
-
-def _read_places(texts: Iterable[str]) -> None:
-    for dims in parse_places(texts).values():
-        for expression in dims.values():
-            size_of(expression)
-
-
-def _place_meant(text: str) -> str | None:
-    match = _LOOSE_PLACE.fullmatch(text)
-    if match is None:
-        return None
-    expression = match["expression"]
-    return f"{match['tensor']}:{match['dim']}={_expression_meant(expression) or expression}"
-
-
-def _expression_meant(text: str) -> str | None:
-    match = _LOOSE_EXPRESSION.fullmatch(re.sub(r"\s+", "", text))
-    if match is None:
-        return None
-    factor = match["scale"] or match["factor"]
-    return f"{factor + '*' if factor else ''}{match['name']}{match['offset'] or ''}[{match['min']}:{match['max']}]"
-
-
-def _range_meant(text: str) -> str | None:
-    match = _LOOSE_RANGE.fullmatch(text)
-    return match and f"{match['name']}={match['min']}:{match['max']}"
-
-
-def _input_meant(text: str) -> str | None:
-    match = _LOOSE_INPUT.fullmatch(text)
-    if match is None:
-        return None
-    sizes = ",".join(re.findall("[0-9]+", match["sizes"]))
-    dtype = match["dtype"].lower().removeprefix("torch.") or "float32"
-    close = re.match(r"Did you mean (\w+)", dtype_hint(dtype, DTYPES))
-    return f"{match['name']}={dtype if dtype in DTYPES else close[1] if close else dtype}[{sizes}]"
