@@ -78,7 +78,7 @@ DrawSequence = Callable[
 # By tensor and dimension, such as {"image": {0: "batch[1:64]"}}; or what torch.export takes: by parameter or in their
 # order, nested as the arguments are, with Dim in place of texts; or one of its classes.
 DynamicShapes: TypeAlias = Any
-_SHAPES = ("ShapesCollection", "AdditionalInputs", "ShapesSpec", "ParamsSpec")
+_SHAPES = ("ShapesCollection", "AdditionalInputs")
 
 # The method that a call without a name means.
 FORWARD = "forward"
@@ -126,8 +126,7 @@ class ExportSpec:
         example_kwargs: Keyword inputs for tracing.
         dynamic_shapes: Maps parameter names to dimensions to expressions, as on the command line: "batch[1:64]", or
             "16*gh[8:96]" for a size of 16 times `gh`, with gh from 8 to 96; "4" for a fixed size. A name has the same
-            value everywhere. What torch.export takes is taken too: nested, with Dim, a ShapesCollection, a
-            ShapesSpec, or `@dynamic_spec` of forward.
+            value everywhere. What torch.export takes is taken too: nested, with Dim, or a ShapesCollection.
         tolerances: Maps output names to tolerances. An output without one must be as accurate as eager, or equal if it
             is an integer. An output's name is its key in a dict, its field in a named tuple, or else "0", "1", ...; a
             dot joins nested names. If --dtype casts the model, the numbers of an output of that dtype are at least the

@@ -222,31 +222,14 @@ def test_sizes_from_1_to_2_of_one_name_are_one_size_in_the_trace() -> None:
     assert [(d.name, d.min, d.max) for d in method.call.dimensions] == [("batch", 1, 2)]
 
 
-def test_a_shapes_spec_means_the_same_sizes() -> None:
-    specs = pytest.importorskip("torch.fx.experimental.dynamic_spec")  # torch 2.13
-    tensor, batch, n = specs.TensorSpec, specs.ShapeVar("batch", min=1, max=8), specs.ShapeVar("n", max=50)
-    params = {"x": tensor([batch, 2 * n, specs.STATIC]), "y": tensor([batch, n, 3])}
-    for shapes in (specs.ShapesSpec(params), specs.ParamsSpec(params)):
-        assert plain_shapes(pair(shapes)) == {**TWICE, "y": {**TWICE["y"], 2: "3"}}
-    past = specs.SeqSpec([specs.SeqSpec([tensor([batch, specs.ShapeVar("batch"), None])])])
-    found = plain_shapes(nested(specs.ShapesSpec({"past": past})))["past.0.0"]
-    assert found[0] == "batch[1:8]"
-    assert found[1].startswith("batch_")  # another ShapeVar, of the same name
-    parts = specs.ParamsSpec(
-        {"*args": [tensor([batch, None])], "**kwargs": {"more": specs.DictSpec({"a": tensor([n, 2])})}}
-    )
-    given = {"example_inputs": (torch.randn(3, 4),) * 2, "example_kwargs": {"more": {"a": torch.randn(3, 2)}}}
-    spec = ExportSpec(model=Variadic(), dynamic_shapes=parts, **given)
-    assert plain_shapes(spec) == {"rest_0": {0: "batch[1:8]"}, "more.a": {0: "n[1:50]", 1: "2"}}
-    Variadic.forward.__dict__["_dynamic_spec"] = parts  # as torch 2.15's decorator does
+def test_a_spec_at_forward_is_refused_and_not_overlooked() -> None:
+    spec = pair({})
+    spec.model.forward.__dict__["_dynamic_spec"] = object()  # as torch 2.15's decorator does
     try:
-        assert plain_shapes(ExportSpec(model=Variadic(), **given)) == plain_shapes(spec)
+        with pytest.raises(UsageError, match="Give them as dynamic_shapes"):
+            plain_shapes(spec)
     finally:
-        del Variadic.forward.__dict__["_dynamic_spec"]
-    with pytest.raises(UsageError, match=r"assumes Eq\(Mod\(n, 2\), 0\)"):
-        plain_shapes(pair(specs.ShapesSpec(params, assumptions=[n % 2 == 0])))
-    with pytest.raises(UsageError, match="the size"):
-        plain_shapes(pair(specs.ShapesSpec({"x": tensor([batch * n, None, None])})))
+        del spec.model.forward.__dict__["_dynamic_spec"]
 
 
 def test_a_dim_that_follows_from_another_keeps_its_factor_and_its_offset() -> None:

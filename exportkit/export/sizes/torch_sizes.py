@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import sympy
 import torch
 
 from exportkit.errors import UsageError
 from exportkit.export.models.call_signature import DYNAMIC_SPEC, bind_call, describe_call, is_tensor, spread
 from exportkit.export.models.method_specs import method_specs
-from exportkit.export.sizes.shapes import MAX_SIZE, Shapes, linear_in_one
+from exportkit.export.sizes.shapes import MAX_SIZE, Shapes
 from exportkit.package.structure import fields_of, parts_of
 from exportkit.spec import ExportSpec
 
@@ -52,19 +50,17 @@ def plain_shapes(spec: ExportSpec) -> Shapes:
 
     Args:
         spec: Its `dynamic_shapes` names tensors as on the command line, or is what torch.export takes: by parameter or
-            in their order, nested as the arguments are, a ShapesCollection, AdditionalInputs, or a ShapesSpec. Without
-            it, that of a forward with `@dynamic_spec`.
+            in their order, nested as the arguments are, a ShapesCollection or AdditionalInputs.
 
     Raises:
         UsageError: It does not fit the example inputs.
     """
-    shapes = spec.dynamic_shapes or getattr(spec.model.forward, DYNAMIC_SPEC, None)
-    if not shapes:
+    if not (shapes := spec.dynamic_shapes):
+        if hasattr(spec.model.forward, DYNAMIC_SPEC):
+            raise UsageError("the sizes of @dynamic_spec are not read", hint="Give them as dynamic_shapes, with Dim.")
         return {}
     arguments = bind_call(spec.model, tuple(spec.example_inputs), spec.example_kwargs)
     names = describe_call(spec.model, tuple(spec.example_inputs), spec.example_kwargs).names
-    if type(shapes).__name__ in ("ShapesSpec", "ParamsSpec"):
-        shapes = _of_parameters(shapes, inspect.signature(spec.model.forward))
     if not isinstance(shapes, (Mapping, Sequence)):
         try:
             shapes = shapes.dynamic_shapes(spec.model, tuple(spec.example_inputs), dict(spec.example_kwargs))
@@ -87,57 +83,6 @@ def plain_shapes(spec: ExportSpec) -> Shapes:
         else:
             found.places[name] = dict(shape)  # a name that no tensor has, which is refused with those that there are
     return found.texts()
-
-
-def _of_parameters(spec: Any, signature: inspect.Signature) -> dict[str, Any]:
-    """Returns a ShapesSpec or a ParamsSpec as a dict by parameter, nested as the arguments are, with Dims.
-
-    Raises:
-        UsageError: It assumes something, or a size follows from several others.
-    """
-    if assumed := getattr(spec, "assumptions", None):
-        raise UsageError(
-            f"the ShapesSpec assumes {re.sub('#[0-9]+', '', ', '.join(str(each.node.expr) for each in assumed))}",
-            hint="Write it as sizes: ends as `min` and `max` of a ShapeVar, multiples as 2 * ShapeVar, and equal sizes "
-            "with one ShapeVar.",
-        )
-    spec = getattr(spec, "_params", spec)  # torch has no public name of what is inside
-    dims: dict[Any, Any] = {}
-    found = {name: _with_dims(each, dims) for name, each in getattr(spec, "_named_args", {}).items()}
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            found[parameter.name] = [_with_dims(each, dims) for each in spec._varargs or ()]
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            found[parameter.name] = {name: _with_dims(each, dims) for name, each in (spec._varkw or {}).items()}
-    return found
-
-
-def _with_dims(entry: Any, dims: dict[Any, Any]) -> Any:
-    """Returns an entry of a ParamsSpec with a Dim in place of each ShapeVar, which `dims` has by its symbol."""
-    kind = type(entry).__name__
-    if isinstance(entry, torch.SymInt):
-        return _dim_of(entry, dims)
-    if kind in ("DictSpec", "ObjectSpec"):
-        return {str(name): _with_dims(each, dims) for name, each in entry.items()}
-    if kind == "SeqSpec":  # which may be shorter than the argument
-        return {str(place): _with_dims(each, dims) for place, each in enumerate(entry._entries)}
-    return tuple(_with_dims(each, dims) for each in entry) if kind == "TensorSpec" else entry
-
-
-def _dim_of(size: torch.SymInt, dims: dict[Any, Any]) -> Any:
-    linear = linear_in_one(sympy.expand(size.node.expr))
-    if linear is None or linear[1] < 1:
-        raise UsageError(f"dynamic_shapes gives the size {size.node.expr}", hint=_FORM)
-    symbol, scale, offset = linear
-    if symbol not in dims:
-        name, _, number = symbol.name.partition("#")
-        if name in [known.__name__ for known in dims.values()]:  # of another ShapeVar
-            name = f"{name}_{number}"
-        ends = size.node.shape_env.var_to_range[symbol]
-        most = int(ends.upper) if ends.upper.is_Integer else None
-        dims[symbol] = torch.export.Dim(name, min=max(0, int(ends.lower)), max=most)
-    derived = scale * dims[symbol] if scale != 1 else dims[symbol]
-    return derived + offset if offset else derived
 
 
 @dataclass
