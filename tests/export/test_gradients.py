@@ -86,23 +86,11 @@ def of_rows(net: nn.Module, x: Tensor) -> Tensor:
     return torch.vmap(lambda v: grad(y, x, v)[0])(torch.eye(x.shape[0]))
 
 
-def norm_of_rows(net: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
-    """Without weights, with those of all rows, and with those of each."""
-    norm = partial(nn.functional.layer_norm, normalized_shape=(3,))
-
-    def weighed(row: Tensor, weight: Tensor) -> Tensor:
-        return net(norm(row, weight=weight, bias=-weight)).sum()
-
-    of_rows, of_weights = func.vmap(func.grad(weighed, (0, 1)))(x, x.sin())
-    of_all = func.vmap(func.grad(weighed), (0, None))(x, torch.arange(3.0))
-    return func.vmap(norm)(x), func.vmap(func.grad(lambda row: net(norm(row)).sum()))(x), of_rows, of_weights, of_all
-
-
 MODELS: dict[str, Callable[..., object]] = {
     each.__name__: each
     for each in (
         first_order, enabled_inside, of_the_input_itself, second_order, of_several, of_weights, by_backward, in_place,
-        of_rows, norm_of_rows,
+        of_rows,
     )
 } | {
     "func.grad": lambda net, x: func.grad(lambda q: inner(net, q))(x),

@@ -1,8 +1,8 @@
 """Replaces private functions of torch while a block runs: the one door through which export does so.
 
 What may be replaced stands in the table (`patch_table.py`), with the reason. Without `replaced`, these change torch:
-`quiet_torch` adds an attribute to errors, so that torch.export prints no half-traced graph, and `batch_rules`, `opaque`
-and `hop_subgraphs` register kernels and effects for a while.
+`quiet_torch` adds an attribute to errors, so that torch.export prints no half-traced graph, and `opaque` and
+`hop_subgraphs` register kernels and effects for a while.
 """
 
 from __future__ import annotations

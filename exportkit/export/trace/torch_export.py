@@ -20,7 +20,6 @@ from exportkit.export.sizes.declared import declared
 from exportkit.export.sizes.guards import GuardLog, guard_log
 from exportkit.export.sizes.shapes import DynamicSizes, torch_dimensions, torch_shape
 from exportkit.export.sizes.size_changes import Examples, untrue_names
-from exportkit.export.torch_patches.batch_rules import varying_batches
 from exportkit.export.torch_patches.control_flow import ControlFlowError, traceable_control_flow, weights_apart
 from exportkit.export.torch_patches.gradients import gradients_of, traced
 from exportkit.export.torch_patches.known_values import known_values
@@ -162,7 +161,6 @@ def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
         whole_recurrent_layers(log.unrolled),
         from_zero(),
         patched("Distribution._validate_args", lambda _: False),  # unless a model asks for it, as in torch.compile
-        varying_batches(),
         traceable_control_flow(),
         traced_bodies(),
         known_values(model),
