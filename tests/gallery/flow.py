@@ -11,12 +11,12 @@ _MEAN, _VARIANCE = torch.zeros(3), torch.ones(3)
 
 
 class AssociativeScan(nn.Module):
-    """associative_scan over any number of rows of any batch (pytorch#186594)."""
+    """associative_scan over a fixed number of rows of any batch (pytorch#186594)."""
 
     onnx = ""
     since = "2.13"
     inputs = ("x=float32[2,9,6]",)
-    dynamic = ("x:0=batch[1:8]", "x:1=length[2:64]")
+    dynamic = ("x:0=batch[1:8]",)
 
     def forward(self, x: Tensor) -> Tensor:
         def both(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -56,7 +56,7 @@ class InverseInALoop(nn.Module):
 
 
 class StateSpaceScan(nn.Module):
-    """scan with two carries, one result twice, and weights that are views of one (executorch#8769, pytorch#153437)."""
+    """scan with two carries and one result twice (executorch#8769)."""
 
     onnx = ""
     inputs = ("signal=float32[7,3]",)
@@ -64,8 +64,7 @@ class StateSpaceScan(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        decay = torch.rand(2, 8)
-        self.real, self.imaginary = nn.Parameter(decay[0]), nn.Parameter(decay[1])
+        self.real, self.imaginary = nn.Parameter(torch.rand(8)), nn.Parameter(torch.rand(8))
 
     def forward(self, signal: Tensor) -> tuple[Tensor, Tensor]:
         def step(state: tuple[Tensor, Tensor], value: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:

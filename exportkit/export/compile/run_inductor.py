@@ -45,7 +45,7 @@ from exportkit.export.torch_patches.opaque import opaque_operators
 from exportkit.export.torch_patches.tensors_of_sizes import from_zero
 from exportkit.export.torch_patches.writing_operators import writing_operators
 from exportkit.export.trace.explain import raised_text, refused_by_compiler
-from exportkit.export.trace.hop_subgraphs import compilable_branches
+from exportkit.export.trace.hop_subgraphs import hand_over_sizes
 
 
 def run_inductor(
@@ -111,7 +111,7 @@ def _compiled(
             contexts.enter_context(eager_kernels(left))  # the last word about how operators are taken apart
             if left:
                 with_tensors(module, left)
-            contexts.enter_context(compilable_branches(module))
+            hand_over_sizes(module)
             contexts.enter_context(true_strides(program))
             refusing = RefusingCode(program, device)
             if refuses:

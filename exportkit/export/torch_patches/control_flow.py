@@ -1,23 +1,21 @@
 """Lets torch trace loops and branches that eager runs: torch.cond, while_loop, scan, map and associative_scan.
 
 torch hands these to Dynamo, in eager mode too. Dynamo refuses results that share memory with an argument or with each
-other, results whose strides differ, and weights that share memory. Here eager mode runs them as torch documents them,
-and tracing makes copies where Dynamo refuses. associative_scan is written out with torch's operators.
+other, and results whose strides differ. Here eager mode runs them as torch documents them, and tracing makes copies
+where Dynamo refuses.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from exportkit.export.torch_patches.patched import Function, instead, patched
-
-Combine = Callable[..., Sequence[torch.Tensor]]
+from exportkit.export.torch_patches.patched import Function, patched
 
 _PACKAGE = "torch._higher_order_ops."
 # Where each operator's arguments have the tensors that its results must be like.
@@ -37,21 +35,14 @@ class ControlFlowError(Exception):
         self.operator, self.error = operator, error
 
 
-@contextmanager
-def traceable_control_flow() -> Iterator[None]:
+def traceable_control_flow() -> AbstractContextManager[None]:
     """Lets torch trace more loops and branches while the block runs."""
-    with (
-        patched("torch.compile", functools.partial(_handed, _traced)),
-        patched("associative_scan.generic_associative_scan", instead(associative_scan)),
-    ):
-        yield
+    return patched("torch.compile", functools.partial(_handed, _traced))
 
 
-@contextmanager
-def eager_control_flow() -> Iterator[None]:
+def eager_control_flow() -> AbstractContextManager[None]:
     """Lets eager mode run loops and branches in Python, as torch documents them, while the block runs."""
-    with patched("torch.compile", functools.partial(_handed, _run)):
-        yield
+    return patched("torch.compile", functools.partial(_handed, _run))
 
 
 Handler = Callable[[str, Function, Function, Sequence[Any]], Any]
@@ -148,98 +139,3 @@ def _copying(body: Callable[..., Any]) -> Callable[..., Any]:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
-
-
-@contextmanager
-def weights_apart(model: torch.nn.Module) -> Iterator[bool]:
-    """Lets weights that share memory have memory of their own while the block runs. Yields whether there are any."""
-    places = [
-        (held, name, tensor)
-        for module in model.modules()
-        for held in (module._parameters, module._buffers)
-        for name, tensor in held.items()
-        if tensor is not None and tensor.layout is torch.strided
-    ]
-    sharing: dict[int, set[int]] = {}
-    for _, _, tensor in places:
-        sharing.setdefault(tensor.untyped_storage().data_ptr(), set()).add(id(tensor))
-    moved = [place for place in places if len(sharing[place[2].untyped_storage().data_ptr()]) > 1]
-    own: dict[int, torch.Tensor] = {}
-    for held, name, tensor in moved:
-        copied = tensor.detach().clone()
-        as_is = torch.nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else copied
-        held[name] = own.setdefault(id(tensor), as_is)  # type: ignore[assignment]  # a parameter for a parameter
-    try:
-        yield bool(moved)
-    finally:
-        for held, name, tensor in moved:
-            held[name] = tensor  # type: ignore[assignment]  # what was there before
-
-
-# --- associative_scan -------------------------------------------------------------------------------------------------
-
-
-def associative_scan(
-    combine: Combine, leaves: Sequence[torch.Tensor], dim: int = 0, additional_inputs: Sequence[Any] = ()
-) -> list[torch.Tensor]:
-    """Computes the running combination of slices, for slices of any sizes and any number of them.
-
-    torch's own function asks whether there are elements, which fixes every size.
-
-    Args:
-        combine: Takes the slices of all leaves on the left, then those on the right, batched along the dimension.
-        leaves: The tensors.
-        dim: The dimension along which they are combined: always 0.
-        additional_inputs: More arguments of `combine`.
-    """
-    assert dim == 0
-
-    def combined(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return tree_leaves(combine(*left, *right, *additional_inputs))
-
-    if isinstance(leaves[0].shape[0], int):
-        return _by_pairs(combined, list(leaves))
-    return _by_doubling(combined, list(leaves))
-
-
-def _by_pairs(combined: Combine, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Combines neighbours, then those: 2 n combinations, in log n steps up and as many down."""
-    count = leaves[0].shape[0]
-    if count < 2:
-        return leaves
-    odd = _by_pairs(
-        combined, list(combined([leaf[: count - 1 : 2] for leaf in leaves], [leaf[1::2] for leaf in leaves]))
-    )
-    first = [leaf[:1] for leaf in leaves]
-    if count == 2:
-        even = first
-    else:
-        later = combined([leaf[: (count - 1) // 2] for leaf in odd], [leaf[2::2] for leaf in leaves])
-        even = [torch.cat(pair) for pair in zip(first, later)]
-    return [_interleaved(*pair) for pair in zip(even, odd)]
-
-
-def _interleaved(even: torch.Tensor, odd: torch.Tensor) -> torch.Tensor:
-    pairs = odd.shape[0]
-    woven = torch.stack([even[:pairs], odd], 1).flatten(0, 1)
-    return woven if even.shape[0] == pairs else torch.cat([woven, even[pairs:]])
-
-
-def _by_doubling(combined: Combine, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Combines each slice with the one 1, 2, 4, ... before it: as many steps as the largest size needs."""
-    count = leaves[0].shape[0]
-    position = torch.arange(count, device=leaves[0].device)
-    for step in range((_largest(count) - 1).bit_length()):
-        distance = 1 << step
-        before = (position - distance).clamp(min=0)
-        joined = combined([leaf.index_select(0, before) for leaf in leaves], leaves)
-        reached = position >= distance
-        leaves = [torch.where(reached.view(-1, *[1] * (leaf.ndim - 1)), new, leaf) for new, leaf in zip(joined, leaves)]
-    return leaves
-
-
-def _largest(size: Any) -> int:
-    """Returns the upper end of a symbolic size; 2**31 if it has none."""
-    node = size.node
-    upper = node.shape_env.bound_sympy(node.expr).upper
-    return int(upper) if upper.is_Integer and upper < 1 << 31 else 1 << 31

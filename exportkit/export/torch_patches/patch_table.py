@@ -90,21 +90,9 @@ _TABLE = (
         },
     ),
     *_patches(
-        "The checks of linear algebra stay in loops, where torch can keep no order of effects.",
-        "https://github.com/pytorch/pytorch/issues/190908",
-        {"torch._library.utils:is_impure": "(op, *, args=..., kwargs=..., impure_random=...)"},
-    ),
-    *_patches(
         "Loops and branches run in eager mode, and are traced with copies where Dynamo refuses memory that is shared.",
         "https://github.com/pytorch/pytorch/issues/193810",
         {"torch:compile": ANY},
-    ),
-    *_patches(
-        "torch's own asks whether there are elements, which fixes every size.",
-        "docs/upstream/associative-scan.md",
-        {
-            "torch._higher_order_ops.associative_scan:generic_associative_scan": "(operator, leaves, dim=..., additional_inputs=...)"
-        },
     ),
     *_patches(
         "What a model assigns to a buffer that is an argument of its program is written into that argument.",

@@ -287,7 +287,7 @@ _FLOW: Mapping[str, tuple[str, str]] = {
     ),
     "associative_scan": (
         "associative_scan",
-        'Write combine_mode="generic": exportkit writes that out with torch\'s operators, on any device.',
+        'Write combine_mode="generic", and for a length that varies torch\'s scan.',
     ),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,11 +12,9 @@ from torch.utils._pytree import tree_leaves
 from exportkit.errors import ExportError
 from exportkit.export.models.source_lines import where_traced
 from exportkit.export.torch_patches.needed_nodes import viewed
-from exportkit.export.torch_patches.patched import patched
 
 _VMAP = "torch._functorch.predispatch"  # the module of what torch.vmap leaves in a graph
 _LIFTS = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
-_CHECK = torch.ops.aten._linalg_check_errors.default
 
 
 def correct_branches(program: torch.export.ExportedProgram) -> None:
@@ -102,42 +99,7 @@ def _copy_arguments(graph: torch.fx.GraphModule) -> None:
     output.args = tuple(torch.fx.node.map_aggregate(argument, own) for argument in output.args)
 
 
-# --- for the compiler -------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def compilable_branches(module: torch.fx.GraphModule) -> Iterator[None]:
-    """Lets AOTInductor compile the loops of a program's module while the block runs. Changes the module."""
-    _hand_over_sizes(module)
-    checks = any(node.target in _CHECKED for _, _, graph in _branches(module) for node in graph.graph.nodes)
-    with _checks_without_order() if checks else nullcontext():
-        yield
-
-
-# Operators that check their result: an effect, whose order torch cannot keep within a loop (pytorch#190908).
-_CHECKING = "linalg_inv inverse linalg_solve linalg_cholesky linalg_lu_factor linalg_eig cholesky"  # the last to 2.13
-_NAMED = (getattr(torch.ops.aten, name, None) for name in _CHECKING.split())
-_CHECKED = {_CHECK, *(operator.default for operator in _NAMED if operator is not None)}
-
-
-@contextmanager
-def _checks_without_order() -> Iterator[None]:
-    """Lets Inductor keep the checks of linear algebra as operators without results, in no order."""
-    from torch._higher_order_ops import effects
-
-    if not hasattr(effects, "_register_effectful_op") or effects._get_effect(_CHECK) is None:
-        yield  # torch 2.11 has no such effect
-        return
-    before = effects._get_effect(_CHECK)
-    effects._register_effectful_op(_CHECK, None)
-    try:
-        with patched("utils.is_impure", lambda ask, op, **how: op is _CHECK or ask(op, **how)):
-            yield
-    finally:
-        effects._register_effectful_op(_CHECK, before)
-
-
-def _hand_over_sizes(module: torch.fx.GraphModule) -> None:
+def hand_over_sizes(module: torch.fx.GraphModule) -> None:
     """Gives each scan the sizes that its results have as arguments: AOTInductor looks for them there, and nowhere else.
 
     Dynamo does so where it traces a whole model, torch.export does not.

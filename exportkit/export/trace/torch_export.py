@@ -20,7 +20,7 @@ from exportkit.export.sizes.declared import declared
 from exportkit.export.sizes.guards import GuardLog, guard_log
 from exportkit.export.sizes.shapes import DynamicSizes, torch_dimensions, torch_shape
 from exportkit.export.sizes.size_changes import Examples, untrue_names
-from exportkit.export.torch_patches.control_flow import ControlFlowError, traceable_control_flow, weights_apart
+from exportkit.export.torch_patches.control_flow import traceable_control_flow
 from exportkit.export.torch_patches.gradients import gradients_of, traced
 from exportkit.export.torch_patches.known_values import known_values
 from exportkit.export.torch_patches.operator_bodies import traced_bodies
@@ -134,13 +134,7 @@ def _called(
         dynamic = tree_map(lambda leaf: next(shape_of) if is_tensor(leaf) else None, arguments)
         try:
             with _traceable(model, log):
-                try:
-                    return export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), log
-                except ControlFlowError:
-                    with weights_apart(model) as moved:
-                        if not moved:
-                            raise
-                        return export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), log
+                return export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), log
         except HostError:  # of whole_recurrent_layers
             raise
         except Exception as error:
