@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +72,6 @@ def in_place(net: nn.Sequential, x: Tensor) -> Tensor:
     hidden = net[0](x)
     hidden[:, 0] = 0
     return grad(net[1:](hidden).sum(), x)[0]
-
-
-def of_rows_by_the_older_vmap(net: nn.Module, x: Tensor) -> Tensor:
-    x = x.detach().requires_grad_()
-    return grad(net(x).squeeze(1), x, torch.eye(x.shape[0]), is_grads_batched=True)[0]
 
 
 def of_rows(net: nn.Module, x: Tensor) -> Tensor:
@@ -150,18 +144,11 @@ def test_an_operator_without_a_gradient_is_named_with_its_line(tmp_path: Path) -
         exported(rows_of(rounds), tmp_path)
 
 
-@pytest.mark.slow_but("of_rows*", "function3*", "<lambda>-gradients*")
+@pytest.mark.slow_but("<lambda>-gradients*")
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        # torch 2.15 traces it for one size.
-        (lambda net, x: func.linearize(net, x)[1](x), r"linearize traces .*gradients.py:\d+|needs x:0 == 6"),
         (lambda net, x: torch.autograd.functional.jacobian(net, x), r"needs x:0 == 6"),  # a Python loop
-        (
-            of_rows_by_the_older_vmap,
-            r"older vmap of torch.* at .*:\d+ in of_rows_by(.|\n)*Write torch.vmap\(",
-        ),
-        (partial(torch.autograd.functional.jacobian, vectorize=True), r"older vmap(.|\n)*torch.func.jacrev\(f\)"),
         (lambda net, x: grad(net(x), x.requires_grad_())[0], r"gradients.py:\d+ .*only for scalar outputs"),
         (lambda net, x: grad(net(x).sum(), torch.ones(2).requires_grad_())[0], r"gradients.py:\d+ .*allow_unused=True"),
     ],

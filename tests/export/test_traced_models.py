@@ -58,7 +58,7 @@ def test_a_check_that_the_model_asks_for_is_named_or_kept() -> None:
     if TorchVersion(torch.__version__) < "2.15":
         with pytest.raises(ExportError, match=r"branches on the value of a tensor at test_\w+.py:") as caught:
             traced(spec_of(checked, *inputs))
-        assert caught.value.hint.startswith("Leave validate_args=True out")
+        assert "torch.where" in (caught.value.hint or "")
         return
     (method,) = traced(spec_of(checked, *inputs)).methods
     with pytest.raises(RuntimeError, match="to satisfy its distribution constraint"):

@@ -17,9 +17,8 @@ from exportkit.export.models.source_lines import user_frame, where
 from exportkit.export.sizes.shapes import DynamicSizes
 from exportkit.export.sizes.size_changes import SizeChange, violated_names
 from exportkit.export.torch_patches.operator_bodies import BodyError
-from exportkit.export.trace.explain import advice, explain_refusal, sizes_error
+from exportkit.export.trace.explain import advice, explain_refusal, needs_value, sizes_error
 from exportkit.export.trace.judged_sizes import export_judged
-from exportkit.export.trace.line_hints import branches, needs_number
 from exportkit.export.trace.preflight import check_operators, graph_operators
 from exportkit.export.trace.size_search import changes_that_trace
 from exportkit.export.trace.torch_draft import DraftProblem, draft_export
@@ -194,8 +193,7 @@ def _finding(problem: DraftProblem) -> DraftFinding:
         )
     frame = user_frame(problem.frames)
     place = where(frame) if frame else ""
-    is_truth = problem.result in ("True", "False")
-    what, hint = (branches if is_truth else needs_number)(place, problem.frames)
+    what, hint = needs_value(place, is_truth=problem.result in ("True", "False"))
     return DraftFinding(
         "value",
         f"{what}{f' at {place}' if place else ''} (it was {problem.result} for the example inputs)",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import sympy
 import torch
 from sympy.logic.boolalg import BooleanFunction
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, UnsupportedOperatorException
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from exportkit.errors import CompilationError, ExportError, OperatorNotExportableError
 from exportkit.export.models.source_lines import where_raised
@@ -21,8 +21,7 @@ from exportkit.export.sizes.size_changes import SizeChange, violated_names
 from exportkit.export.torch_patches.control_flow import ControlFlowError
 from exportkit.export.torch_patches.operator_bodies import BodyError
 from exportkit.export.trace.hop_subgraphs import flow_nodes
-from exportkit.export.trace.line_hints import branches, needs_number, to_keep_the_range
-from exportkit.export.trace.preflight import IN_CPP, OTHER_DTYPES, same_dtype
+from exportkit.export.trace.preflight import IN_CPP, OTHER_DTYPES, SAME_DTYPE
 from exportkit.export.trace.size_search import changes_that_trace
 from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask
 
@@ -41,8 +40,7 @@ def explain_refusal(refused: RefusedByTorchError, task: TracingTask) -> ExportEr
     """
     if violated_names(str(refused)):
         return sizes_error(refused, changes_that_trace(task, refused, _TRIES))
-    dtypes = same_dtype(task.spec.model, dict(zip(task.bound.names, task.bound.tensors)))
-    return _explained(refused.error, task.spec.model, dtypes)
+    return _explained(refused.error, task.spec.model)
 
 
 def sizes_error(refused: RefusedByTorchError, changes: Sequence[SizeChange]) -> ExportError:
@@ -68,14 +66,14 @@ def sizes_error(refused: RefusedByTorchError, changes: Sequence[SizeChange]) -> 
     if unrolled:
         written = f" Or write {advice(changes)}." if changes else ""
         return ExportError(message, hint=" ".join(dict.fromkeys(layer.hint for layer in unrolled)) + written)
-    otherwise = f" {kept}" if (kept := to_keep_the_range(reasons)) else ""
     if not changes:
         return ExportError(
             message,
-            hint="Change that line, declare a range in which the condition holds, or give example inputs of other "
-            f"sizes. No sizes that exportkit tried work.{otherwise}",
+            hint="Change that line (n // 2 for int(n / 2), x.shape[0] for len(x), no Python loop over rows), declare a "
+            "range in which the condition holds, or give example inputs of other sizes. No sizes that exportkit tried "
+            "work.",
         )
-    return ExportError(message, hint=f"Write {advice(changes)}. The model traces with it.{otherwise}")
+    return ExportError(message, hint=f"Write {advice(changes)}. The model traces with it.")
 
 
 def advice(changes: Sequence[SizeChange]) -> str:
@@ -84,9 +82,9 @@ def advice(changes: Sequence[SizeChange]) -> str:
     return f"{options} ({'; '.join(dict.fromkeys(change.meaning for change in changes))})"
 
 
-def _explained(error: Exception, model: torch.nn.Module, dtypes: str) -> ExportError:
+def _explained(error: Exception, model: torch.nn.Module) -> ExportError:
     if isinstance(error, BodyError):
-        inside = _explained(error.error, model, dtypes)
+        inside = _explained(error.error, model)
         called = where_raised(error).partition(": `")[0]
         return OperatorNotExportableError(
             f"operator {error.operator}{f' (called at {called})' if called else ''} is implemented in Python, hosts do "
@@ -101,24 +99,17 @@ def _explained(error: Exception, model: torch.nn.Module, dtypes: str) -> ExportE
     if isinstance(error, GuardOnDataDependentSymNode):
         return _depends_on_values(error, place)
     if isinstance(error, ControlFlowError):
-        return flow_error(error.operator, f"cannot be traced{at}", error.error)
-    frames = [f"{frame.filename} in {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-    for pattern, meaning, hint in _WITHIN:
-        if any(re.search(pattern, frame) for frame in frames):
-            return ExportError(f"{meaning}{at}", hint=hint)
-    if text.startswith("aten.equal") and re.search(r"\b(cov|corrcoef)\(", place):
-        return ExportError(f"torch.cov and torch.corrcoef read a tensor, to know whether to warn{at}", hint=_COVARIANCE)
-    operator = str(error.func) if isinstance(error, _WITHOUT_SHAPE) else ""
+        loop = error.operator.removesuffix("_impl").replace("cond", "torch.cond")
+        return ExportError(f"{loop} cannot be traced{at}: {_reason(error.error)}", hint=_FLOW)
+    if any("/torch/nested/" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+        return ExportError(f"torch.export cannot trace nested tensors, and the model makes one{at}", hint=_NESTED)
+    operator = str(error.func) if isinstance(error, (DynamicOutputShapeException, UnsupportedOperatorException)) else ""
     if re.search("sparse", operator or f"{_first_line(text)} {place}", re.IGNORECASE):
         return ExportError(f"torch.export cannot trace this use of sparse tensors{at}", hint=_SPARSE)
     if operator:
-        return _without_shape(operator, at)
-    if isinstance(error, PendingUnbackedSymbolNotFound):
-        return _lost_size(at)
-    if re.search("__obj_flatten__|PackedParams", text):
-        return _packed(model, at)
+        return ExportError(f"torch.export does not know the shape of what {operator} returns{at}", hint=_WITHOUT_SHAPE)
     if re.search(OTHER_DTYPES, text):
-        return ExportError(f"the model computes with tensors of two dtypes{at}: {_first_line(text)}", hint=dtypes)
+        return ExportError(f"the model computes with tensors of two dtypes{at}: {_first_line(text)}", hint=SAME_DTYPE)
     for pattern, meaning, hint in _KNOWN:
         if re.search(pattern, text):
             return ExportError(f"{meaning}{at}: {_first_line(text)}", hint=hint)
@@ -129,81 +120,57 @@ def _explained(error: Exception, model: torch.nn.Module, dtypes: str) -> ExportE
     return ExportError(f"torch.export refused the model{at}: {raised_text(error)}")
 
 
-_WITHOUT_SHAPE = (DynamicOutputShapeException, UnsupportedOperatorException)
+_WITHOUT_SHAPE = (
+    "Write that part with other operators of torch, or as an operator of your own with a fake kernel "
+    "(torch.library.register_fake)."
+)
 _SPARSE = (
     "Keep its indices and its values, and write the product with index_add: "
     "y.new_zeros(m, y.shape[1]).index_add(0, rows, values[:, None] * y[columns]) for a matrix [m, n] by y [n, k]."
 )
 _UNSCRIPTED = "Export the original nn.Module, and call the original function. torch.export does not accept TorchScript."
-# By where within torch an error was raised.
-_WITHIN = (
-    (
-        "/torch/nested/",
-        "torch.export cannot trace nested tensors, and the model makes one",
-        "Take rows of one length and a mask instead: rows = values[(offsets[:-1, None] + "
-        "torch.arange(longest)).clamp(max=len(values) - 1)], and attn_mask=torch.arange(longest) < "
-        "offsets.diff()[:, None]; rows[mask] has the values again.",
-    ),
-    (
-        " in linearize$",
-        "torch.func.linearize traces the model by itself, which cannot be traced",
-        "Write torch.func.jvp(f, (x,), (v,)): it returns f(x) and the derivative in the direction v.",
-    ),
-    (
-        "/torch/_vmap_internals.py in ",
-        "is_grads_batched=True and vectorize=True use an older vmap of torch, which knows no size that varies",
-        "Write torch.vmap(lambda v: torch.autograd.grad(y, x, v)[0])(vectors), or torch.func.jacrev(f)(x).",
-    ),
+_NESTED = (
+    "Take rows of one length and a mask instead: rows = values[(offsets[:-1, None] + "
+    "torch.arange(longest)).clamp(max=len(values) - 1)], and attn_mask=torch.arange(longest) < "
+    "offsets.diff()[:, None]; rows[mask] has the values again."
 )
-_COVARIANCE = (
-    "Write d = x - x.mean(1, keepdim=True), and d @ d.T / (x.shape[1] - 1) for torch.cov(x); that, divided by "
-    "s[:, None] * s with s = x.std(1), is torch.corrcoef(x)."
+_FLOW = (
+    "Let branches and bodies return tensors (torch.tensor(0) for a number) of the sizes, rank, dtype and device that "
+    "they get, and write out of place; inside, write w.transpose(0, 1), not w.T. Or compute both branches and choose "
+    "with torch.where(condition, a, b), or all rows at once with torch.vmap(f)(rows)."
+)
+# A line that branches, and one that makes a size of a number, or takes a part of a tensor.
+_CHOOSES = r"\b(if|elif|while|assert|and|or|not)\b|^for\b|[<>]|[=!]=|\b(max|min|sorted|bool|any|all)\("
+_SIZED = (
+    r"\b(reshape|view|expand|narrow|split\w*|chunk|zeros|ones|empty|full|new_\w+|arange|repeat\w*|unflatten|pad\w*)\("
+    r"|\[[^\]]*:"
+)
+_OF_VALUE = (
+    "Take the number with h = sizes.tolist() or .item(), and say what it can be: torch._check(h >= 0) and "
+    "torch._check(h <= x.shape[0]). Take the part with torch.narrow(x, 0, 0, h), and write -1 in reshape for the size "
+    "that depends on values, no other. Or compute at the greatest size, and mask what lies beyond."
+)
+_BRANCH = (
+    "Compute both ways and choose with torch.where(condition, a, b), or write torch.cond(condition, f, g, (x,)). If "
+    "the condition always holds, remove the branch or state it: torch._check(condition), and of a tensor "
+    "torch._check(condition.item())."
+)
+_NUMBER = (
+    "Leave int(), float() or range() out there: .item() gives a number that torch.export follows. State its range with "
+    "torch._check(n >= 1) and torch._check(n <= 64), and take a part of a tensor with torch.narrow. Loop as often as "
+    "it may be: h = torch.where(t < n, step(h), h). Choose a layer with torch.stack([f(x) for f in layers])"
+    ".index_select(0, n.view(1))[0]."
 )
 
-_IN_PLACE_OF = {
-    "linalg_lstsq": "Write torch.linalg.pinv(a) @ b in its place.",
-    "histogram": "Write torch.histc(x, bins=4, min=0, max=1) in its place.",
-    "_ctc_loss": "Compute the loss outside of the model, from what forward returns.",
-}
 
-
-def _without_shape(operator: str, at: str) -> ExportError:
-    return ExportError(
-        f"torch.export does not know the shape of what {operator} returns{at}",
-        hint=_IN_PLACE_OF.get(
-            operator.split(".")[1] if operator.startswith("aten.") else "",
-            "Write that part with other operators of torch, or as an operator of your own with a fake kernel "
-            "(torch.library.register_fake).",
-        ),
-    )
-
-
-def _lost_size(at: str) -> ExportError:
-    hint = (
-        "In the fake kernel, make each size that depends on values once (torch.library.get_ctx().new_dynamic_size()), "
-        "and give it to a result."
-    )
-    if "combinations(" in at:
-        hint = (
-            "Make the pairs with the model, self.register_buffer('pairs', torch.combinations(torch.arange(5))), or "
-            "compute with all of them, y = x[:, :, None] - x[:, None, :], and keep each once: torch.triu(y, 1)."
-        )
-    return ExportError(f"torch loses track of a size that depends on values{at}", hint=hint)
-
-
-def _packed(model: torch.nn.Module, at: str) -> ExportError:
-    quantized = {name: type(m) for name, m in model.named_modules() if type(m).__module__.startswith(_QUANTIZED)}
-    inner = [name for name in quantized if any(name.startswith(f"{outer}.") for outer in quantized)]
-    layers = [f"{name or 'all of it'} ({of.__name__})" for name, of in quantized.items() if name not in inner]
-    named = f": {', '.join(layers[:5])}{' ...' if len(layers) > 5 else ''}" if layers else ""
-    return ExportError(
-        f"the model contains a packed object of torch.ao's quantization, which torch.export cannot see into{at}{named}",
-        hint="Quantize with torchao (quantize_), which leaves nn.LSTM and nn.GRU in floating point, or export the "
-        "model before it is quantized.",
-    )
-
-
-_QUANTIZED = "torch.ao.nn.quantized"
+def needs_value(place: str, *, is_truth: bool) -> tuple[str, str]:
+    """Returns what a line does that needs a value which only a call's tensors give, and what to write instead."""
+    code = found[1] if (found := re.search("`(.*)`", place)) else ""
+    if not is_truth:
+        return "the model needs a number from a tensor as Python's own number", _NUMBER
+    if re.search(_SIZED, code) and not re.search(_CHOOSES, code):
+        return "the model makes a size of the value of a tensor", _OF_VALUE
+    return "the model branches on the value of a tensor", _BRANCH
 
 
 def _depends_on_values(error: GuardOnDataDependentSymNode, place: str) -> ExportError:
@@ -215,12 +182,17 @@ def _depends_on_values(error: GuardOnDataDependentSymNode, place: str) -> Export
             hint="Say in the model what the size is, such as torch._check(x.shape[0] > 0). Eager checks that, too, and "
             "the package refuses what eager refuses.",
         )
-    what, hint = (branches if is_truth else needs_number)(place, traceback.extract_tb(error.__traceback__))
+    what, hint = needs_value(place, is_truth=is_truth)
     at = f" at {place}" if place else ""
     return ExportError(f"{what}{at}, which is unknown when the model is compiled", hint=hint)
 
 
 _KNOWN = (
+    (
+        "__obj_flatten__|PackedParams",
+        "the model contains a packed object of torch.ao's quantization",
+        "Quantize with torchao (quantize_), or export the model before it is quantized.",
+    ),
     (
         r"\.numpy\(\) is not supported|numpy",
         "the model calls NumPy",
@@ -237,21 +209,6 @@ _KNOWN = (
         "the model contains TorchScript",
         _UNSCRIPTED,
     ),
-    (
-        r"unhashable type: .*Sym(Int|Float)",
-        "the model looks up a size that varies",
-        "Compute from the size in every call: it is no key of a dict, of a set or of functools.lru_cache.",
-    ),
-    (
-        r"passed to FakeTensor\.__format__",
-        "the model writes the value of a tensor as text",
-        "Leave that out while the model is traced: if not torch.compiler.is_compiling(): ...",
-    ),
-    (
-        r"^aten\.(equal|allclose)\b",
-        "the model asks whether tensors are equal, and the answer is Python's own",
-        "Compare with (a == b).all() or torch.isclose(a, b).all(), and choose with torch.where(condition, a, b).",
-    ),
 )
 
 
@@ -261,47 +218,6 @@ def _places(sizes: DynamicSizes, names: Iterable[str]) -> dict[str, list[str]]:
         name: [f"{tensor}:{dim}" for (tensor, dim), size in sizes.by_axis.items() if size.dimension == name]
         for name in names
     }
-
-
-# By torch's name of a loop or a branch: what torch calls it, and what it asks of the model.
-_FLOW: Mapping[str, tuple[str, str]] = {
-    "cond": (
-        "torch.cond",
-        "Let both branches return as many tensors, of the same rank, dtype and device: write .to(dtype) or pad in one "
-        "of them. Or compute both and choose with torch.where(condition, a, b).",
-    ),
-    "while_loop": (
-        "while_loop",
-        "Let the body return a tuple with a tensor for each that it takes (torch.tensor(0) for a number), of the same "
-        "sizes and dtype: allocate at full size before the loop, and write out of place. Inside of the body, write "
-        "w.transpose(0, 1), not w.T.",
-    ),
-    "scan": (
-        "scan",
-        "Let the body return the carry, of the sizes and dtype that it got, and what to stack, and write out of place. "
-        "Inside of the body, write w.transpose(0, 1), not w.T.",
-    ),
-    "map": (
-        "map",
-        "Let the function return tensors and write into nothing, or apply it to all rows at once: torch.vmap(f)(rows).",
-    ),
-    "associative_scan": (
-        "associative_scan",
-        'Write combine_mode="generic", and for a length that varies torch\'s scan.',
-    ),
-}
-
-
-def flow_error(operator: str, what: str, error: Exception) -> ExportError:
-    """Explains that torch cannot trace or compile a loop or a branch.
-
-    Args:
-        operator: torch's name of it, such as while_loop or map_impl.
-        what: What cannot be done, and where.
-        error: torch's error.
-    """
-    name, hint = _FLOW.get(operator.removesuffix("_impl"), (operator, None))
-    return ExportError(f"{name} {what}: {_reason(error)}", hint=hint)
 
 
 def refused_by_compiler(said: str, program: torch.export.ExportedProgram, at: str) -> CompilationError:

@@ -49,25 +49,6 @@ SAME_DTYPE = (
 )
 
 
-def same_dtype(model: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> str:
-    """Returns the advice for inputs in another dtype than the model's weights, with the inputs that are meant."""
-    weights = {each.dtype for each in (*model.parameters(), *model.buffers()) if each.is_floating_point()}
-    if len(weights) != 1:
-        return SAME_DTYPE
-    (dtype,) = weights
-    wanted = str(dtype).removeprefix("torch.")
-    other = [
-        f"--input '{name}={wanted}{str(list(tensor.shape)).replace(' ', '')}'"
-        for name, tensor in inputs.items()
-        if tensor.is_floating_point() and tensor.dtype != dtype and name.isidentifier()
-    ]
-    if not other:
-        return SAME_DTYPE
-    return (
-        f"Give the inputs in the dtype of the model's weights: {' '.join(other)}. Or cast both with --dtype {wanted}."
-    )
-
-
 IN_CPP = (
     "Or define it in C++ (TORCH_LIBRARY for the schema, TORCH_LIBRARY_IMPL for the kernel) and name that library with "
     "--op-library; only its fake kernel and its gradient may stay in Python."
@@ -102,16 +83,13 @@ def graph_operators(module: torch.fx.GraphModule) -> dict[str, OpOverload]:
     return found
 
 
-def check_model(
-    call: Callable[[], Any], device: torch.device, progress: Progress = silent, *, dtypes: str = SAME_DTYPE
-) -> Any:
+def check_model(call: Callable[[], Any], device: torch.device, progress: Progress = silent) -> Any:
     """Runs a model once and checks each custom operator at its first call.
 
     Args:
         call: Calls the model with its example inputs.
         device: The device of the model and its inputs.
         progress: Is told which operators tracing replaces by their bodies.
-        dtypes: The advice where the model's dtypes and its inputs' do not agree.
 
     Returns:
         The model's output.
@@ -129,7 +107,7 @@ def check_model(
     except (Exception, SystemExit) as error:
         # The model may raise anything. Its own traceback is chained.
         runs = "The model must run in eager mode first, on these inputs. --debug shows the whole traceback."
-        hint = f"{dtypes} {runs}" if re.search(OTHER_DTYPES, str(error)) else runs
+        hint = f"{SAME_DTYPE} {runs}" if re.search(OTHER_DTYPES, str(error)) else runs
         raise raised_by_user("the model cannot run on its example inputs", error, hint=hint) from error
     if inspector.replaced:
         progress(f"replacing operators in Python by their bodies: {', '.join(sorted(inspector.replaced))}")

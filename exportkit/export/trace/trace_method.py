@@ -22,7 +22,7 @@ from exportkit.export.trace.explain import explain_refusal
 from exportkit.export.trace.judged_sizes import Sizes, export_judged
 from exportkit.export.trace.lifted import without_unused, written_tensors
 from exportkit.export.trace.operator_arguments import check_calls
-from exportkit.export.trace.preflight import check_model, check_operators, graph_operators, same_dtype
+from exportkit.export.trace.preflight import check_model, check_operators, graph_operators
 from exportkit.export.trace.repeatable import (
     DECLARE_STATE,
     DECLARE_WRITES,
@@ -96,9 +96,8 @@ def trace_method(
         # With the inputs themselves, so that one that is written and not declared is found.
         return eager.session(sizes.example).call(name, bound, copies=False)
 
-    dtypes = same_dtype(task.spec.model, dict(zip(bound.names, bound.tensors)))
     with eager_mode(tf32=options.tf32):
-        answer = check_model(call_model, device, progress, dtypes=dtypes)
+        answer = check_model(call_model, device, progress)
         output = describe_output(answer.result)
         listed = names(output)
         check_repeatable(
