@@ -266,9 +266,5 @@ def _print_findings(draft: Draft) -> None:
         click.echo(f"{number}. {printable(first)}")
         for line in others:
             click.echo(printable_lines(line.strip(), "     "))
-        for name, description in finding.variables.items():
-            click.echo(f"     {printable(name)}: {printable(description)}")
-        if finding.occurrences > 1:
-            click.echo(f"     {finding.occurrences} times")
         if finding.hint:
             click.echo(printable_lines(finding.hint, "   "))

@@ -171,19 +171,20 @@ def two_branches(x: Tensor, n: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("again", [False, True])  # torch writes a file's name only once in a process
-def test_every_line_that_needs_a_value_is_reported_with_its_variables_alone(
+def test_every_line_that_needs_a_value_is_reported_and_nothing_is_left_behind(
     again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     branch, number = draft_of(eager(two_branches, torch.ones(2, 3), torch.tensor(2)), TraceOptions()).findings
     line = inspect.getsourcelines(two_branches)[1] + 1
-    assert (branch.file, branch.line, branch.source) == (__file__, line, "if x.sum() > 0:")
-    assert (number.file, number.line, number.source) == (__file__, line + 2, "rows = int(n)")
+    assert (branch.file, branch.line) == (__file__, line)
+    assert (number.file, number.line) == (__file__, line + 2)
+    assert "`if x.sum() > 0:`" in branch.message
+    assert "`rows = int(n)`" in number.message
     assert branch.kind == number.kind == "value"
     assert "it was True for the example inputs" in branch.message
     assert "torch.cond" in (branch.hint or "")
     assert "Leave int()" in (number.hint or "")
-    assert "[2, 3]" in branch.variables["x"]
     assert not list(tmp_path.iterdir())
     assert capfd.readouterr() == ("", "")
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+import os
+import re
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
+from torch._logging._internal import DTRACE_ENV_VAR
+from torch._logging.structured import INTERN_TABLE
 
 from exportkit.errors import ExportError, OperatorNotExportableError, UsageError
 from exportkit.export.export_options import TraceOptions
@@ -21,8 +28,7 @@ from exportkit.export.trace.explain import advice, explain_refusal, needs_value,
 from exportkit.export.trace.judged_sizes import export_judged
 from exportkit.export.trace.preflight import check_operators, graph_operators
 from exportkit.export.trace.size_search import changes_that_trace
-from exportkit.export.trace.torch_draft import DraftProblem, draft_export
-from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask
+from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask, call_export
 from exportkit.export.trace.trace import ready_to_trace, trace
 from exportkit.export.trace.trace_method import check_writes
 from exportkit.progress import silent
@@ -40,24 +46,16 @@ class DraftFinding:
         message: What is wrong.
         hint: What to write instead.
         operator: The operator's name, or None.
-        expression: What Python needs to know, or None.
         file: The file of the user's line, or None.
         line: Its number, or None.
-        source: Its text, or None.
-        occurrences: How often the line needed it.
-        variables: The local variables there, as torch describes them.
     """
 
     kind: Literal["operator", "value", "size", "other"]
     message: str
     hint: str | None = None
     operator: str | None = None
-    expression: str | None = None
     file: str | None = None
     line: int | None = None
-    source: str | None = None
-    occurrences: int = 1
-    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,8 @@ def draft_of(model: ResolvedModel, options: TraceOptions) -> Draft:
 
 def _draft_of_method(task: TracingTask, sizes: DynamicSizes, device: torch.device) -> Draft:
     try:
-        program, problems = draft_export(task, sizes)
+        with _trace_files():
+            program, _ = call_export(torch.export.draft_export, task, sizes)
     except RefusedByTorchError as refused:
         found = _other(explain_refusal(refused, task))
         if isinstance(refused.error, BodyError):
@@ -103,7 +102,12 @@ def _draft_of_method(task: TracingTask, sizes: DynamicSizes, device: torch.devic
         return Draft((found,))
     findings = _unfit_operators(program, device)
     known = {finding.operator for finding in findings}
-    findings += [_finding(problem) for problem in problems if problem.operator not in known]
+    report: Any = program._report  # type: ignore[attr-defined]  # draft_export adds it
+    problems = [(failure.failure_type.name, failure.data) for failure in report.failures]
+    wrong = [_wrong_fake(data) for kind, data in problems if kind in ("MISSING_FAKE_KERNEL", "MISMATCHED_FAKE_KERNEL")]
+    findings += [each for each in wrong if each.operator not in known]
+    # torch reports conditions on sizes too. exportkit's own search says more about them.
+    findings += [_needed_value(data) for kind, data in problems if kind == "DATA_DEPENDENT_ERROR"]
     if findings:
         return Draft(tuple(findings))  # torch.export stops at the first of them, so sizes cannot be tried
     try:
@@ -183,27 +187,50 @@ def _unfit_operators(program: torch.export.ExportedProgram, device: torch.device
     return found
 
 
-def _finding(problem: DraftProblem) -> DraftFinding:
-    if problem.operator:
-        return DraftFinding(
-            "operator",
-            f"the fake kernel of {problem.operator} is wrong: {problem.reason.strip()}",
-            "Correct it: code compiled for a wrong shape or dtype reads outside of the tensor.",
-            operator=problem.operator,
-        )
-    frame = user_frame(problem.frames)
-    place = where(frame) if frame else ""
-    what, hint = needs_value(place, is_truth=problem.result in ("True", "False"))
+@contextmanager
+def _trace_files() -> Iterator[None]:
+    """Gives torch a temporary folder for the files that a draft leaves behind."""
+    before = os.environ.get(DTRACE_ENV_VAR)
+    with tempfile.TemporaryDirectory(prefix="exportkit-draft") as folder:
+        os.environ[DTRACE_ENV_VAR] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[DTRACE_ENV_VAR]
+            else:
+                os.environ[DTRACE_ENV_VAR] = before
+
+
+def _wrong_fake(data: Mapping[str, Any]) -> DraftFinding:
+    """Returns what torch's report says of an operator's fake kernel."""
+    namespace, _, name = str(data["op"]).partition(".")
+    operator = f"{namespace}::{name.removesuffix('.default')}"
+    return DraftFinding(
+        "operator",
+        f"the fake kernel of {operator} is wrong: {data.get('reason', '').strip()}",
+        "Correct it: code compiled for a wrong shape or dtype reads outside of the tensor.",
+        operator=operator,
+    )
+
+
+def _needed_value(data: Mapping[str, Any]) -> DraftFinding:
+    """Returns what torch's report says of a value that Python needs."""
+    files = {number: name for name, number in INTERN_TABLE.items()}  # the report lacks names that torch wrote before
+    frame = user_frame(
+        traceback.FrameSummary(files.get(each["filename"], ""), each["line"], each["name"], line=each["loc"])
+        for each in data["user_stack"]
+    )
+    result, place = str(data["result"]), where(frame) if frame else ""
+    if re.search(r"^(Eq|Ne)\(|[<>]", str(data["expr"])):  # torch 2.11 writes the truth of a relation as a number
+        result = {"0": "False", "1": "True"}.get(result, result)
+    what, hint = needs_value(place, is_truth=result in ("True", "False"))
     return DraftFinding(
         "value",
-        f"{what}{f' at {place}' if place else ''} (it was {problem.result} for the example inputs)",
+        f"{what}{f' at {place}' if place else ''} (it was {result} for the example inputs)",
         hint,
-        expression=problem.reason,
         file=frame.filename if frame else None,
         line=frame.lineno if frame else None,
-        source=frame.line if frame else None,
-        occurrences=problem.occurrences,
-        variables=problem.variables or {},
     )
 
 
