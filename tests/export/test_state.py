@@ -391,7 +391,7 @@ def counted(m: Writes, x: Tensor) -> Tensor:
         (lambda m, x: x + m.h.add_(x), ("g*",), r"--state g\* matches no buffer or parameter(?s:.*)h, seen, unused"),
         (lambda m, x: x + m.h.add_(x), ("linear.*", "h"), "linear.weight is declared to be state, and no method"),
         (grown, ("h",), r"assigns float32\[4, 3\] on cpu to the buffer h, which is float32\[2, 3\] on cpu"),
-        (counted, ("h",), "`calls` was 2, then 3"),
+        (counted, ("h",), "is given the number 2 and then 3"),
     ],
 )
 def test_what_is_no_state_is_refused_by_name(

@@ -77,7 +77,7 @@ class Counter(nn.Module):
 class PythonCounter(nn.Module):
     """A Python number that counts the calls."""
 
-    says = "`calls` was"
+    says = "is given the number 2 and then 3"
 
     def __init__(self) -> None:
         super().__init__()

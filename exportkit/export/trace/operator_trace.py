@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -86,24 +80,6 @@ def _address(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):
         return 0
-
-
-@contextmanager
-def assignments_to(names: Sequence[str]) -> Iterator[list[str]]:
-    """Yields a list that gets the lines which give a module another tensor, while the block runs: `self.tail = x`.
-
-    Args:
-        names: The tensors that are looked for, such as "buffer layers.0.tail".
-    """
-    lines: list[str] = []
-
-    def note(module: torch.nn.Module, name: str, value: object) -> None:
-        if module._buffers.get(name, module._parameters.get(name)) is not value:
-            found = [each for each in names if re.split("[ .]", each)[-1] == name]
-            lines.extend(f"{each}: another tensor at {where_now()}" for each in found)
-
-    with register_module_buffer_registration_hook(note), register_module_parameter_registration_hook(note):
-        yield lines
 
 
 @dataclass(frozen=True)

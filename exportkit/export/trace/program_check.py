@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from safetensors.torch import load
-from torch.utils._pytree import tree_leaves
 
-from exportkit.errors import ExportError, ExportkitError, OperatorNotExportableError
-from exportkit.export.models.call_signature import describe_call
+from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.models.source_lines import where_traced
 from exportkit.export.record.cases import eager_mode
 from exportkit.export.record.eager_methods import DescribedModel
@@ -24,7 +21,6 @@ from exportkit.export.trace.lifted import run_program
 from exportkit.export.trace.operator_trace import UNWRITTEN, filled
 from exportkit.export.trace.preflight import checking_operators, graph_operators
 from exportkit.export.trace.repeatable import ALLOW, WRITE_FIRST, agree
-from exportkit.export.trace.torch_export import RefusedByTorchError, call_export
 from exportkit.export.trace.trace_method import TracedTask
 from exportkit.package.case_files import result_keys, results_in, results_of, state_keys, state_results
 from exportkit.package.manifest import TensorOutput
@@ -32,8 +28,7 @@ from exportkit.package.structure import plain
 from exportkit.sizes import label_of, shape_at
 from exportkit.spec import FORWARD
 
-_REFUSED_SIZE = re.compile("Runtime assertion failed for expression (.+?) on node")
-_LINES = 5  # how many lines with a constant a message shows
+_REFUSED_SIZE = re.compile(r"Runtime assertion failed for expression (.*\bu\d+\b.*) on node")  # of a size in data
 
 
 def check_programs(
@@ -207,25 +202,19 @@ def _disagreement(
             + "".join(f"\n    {line}" for line in unwritten),
             hint=f"{WRITE_FIRST} {ALLOW}",
         )
-    if (found := _REFUSED_SIZE.search(problem)) and (finds := _finding(traced, found[1])):
+    if found := _REFUSED_SIZE.search(problem):
         return ExportError(
-            f"the traced program{of} refuses, at {label}, what eager answers: it was traced for {found[1]}\n"
-            f"    {finds}",
+            f"the traced program{of} refuses, at {label}, what eager answers: it was traced for {found[1]}",
             hint="Let the fake kernel name only what the operator keeps to: new_dynamic_size(min=0). What the model "
             "itself needs, let it check in eager, too: torch._check(size >= 2).",
         )
-    if number:
+    if number or at_example:
+        when = f"in call {number + 1} of a session" if number else f"at {label}"
         return ExportError(
-            f"the traced program{of} {problem} in call {number + 1} of a session: tracing made a constant of "
-            "something that an earlier call has changed and that is no state",
-            hint="Keep it in a buffer and declare that: --state NAME, or ExportSpec(state=...). A number that a model "
-            f"counts in Python must be a tensor. {ALLOW}",
-        )
-    if at_example:
-        return ExportError(
-            f"the traced program{of} {problem} at {label}: tracing made a constant of something that the model "
-            "computes in Python, such as a counter, the time, or a value kept from an earlier call",
-            hint=f"Compute it with torch's operators, or take it as an input. {ALLOW}",
+            f"the traced program{of} {problem} {when}: tracing made a constant of something that the model computes in "
+            "Python, such as a counter, the time, or a value kept from an earlier call",
+            hint="Compute it with torch's operators, take it as an input, or keep it in a buffer and declare that: "
+            f"--state NAME, or ExportSpec(state=...). {ALLOW}",
         )
     if any(tensor.is_floating_point() and not tensor.isfinite().all() for tensor in inputs):
         return ExportError(
@@ -239,8 +228,7 @@ def _disagreement(
             "something that the model computes in Python from values",
             hint="Compute it with torch's operators, or take it as an input.",
         )
-    lines = _constant_lines(traced, inputs)
-    if problem.startswith("raises") and not lines:
+    if problem.startswith("raises"):
         return ExportError(
             f"the traced program{of} {problem} at {label}, though it agrees at the example's sizes: eager takes "
             "another way there, which tracing did not see",
@@ -248,43 +236,6 @@ def _disagreement(
         )
     return ExportError(
         f"the traced program{of} {problem} at {label}, though it agrees at the example's sizes: tracing made a "
-        "constant of something that depends on a size" + "".join(f"\n    {line}" for line in lines),
+        "constant of something that depends on a size",
         hint="Compute it from the shapes of the inputs in every call, without keeping it, or fix that size.",
     )
-
-
-def _finding(traced: TracedTask, condition: str) -> str:
-    """Returns the operators that find the sizes in a condition, with their lines; "" if data decides none of them."""
-    return "\n    ".join(
-        f"{symbol} is what {node.target} finds at {where_traced(node) or node.name}"
-        for node in traced.method.program.graph.nodes
-        for symbol in node.meta.get("unbacked_bindings") or ()
-        if str(symbol) in re.findall(r"\w+", condition)
-    )
-
-
-def _constant_lines(traced: TracedTask, inputs: tuple[torch.Tensor, ...]) -> list[str]:
-    """Traces at other sizes too, and returns the lines whose constants differ between the two graphs."""
-    task = traced.task
-    try:
-        bound = describe_call(task.spec.model, *task.bound.with_tensors(inputs))
-        other, _ = call_export(torch.export.export, replace(task, bound=bound), traced.sizes, assumed=None)
-    except (RefusedByTorchError, ExportkitError):
-        return []
-    nodes, twins = list(traced.method.program.graph.nodes), list(other.graph.nodes)
-    if [node.target for node in nodes] != [twin.target for twin in twins]:
-        return []
-    lines = [
-        f"{where_traced(node) or node.name} has {_listed(here)}; at those sizes {_listed(there)}"
-        for node, twin in zip(nodes, twins)
-        if (here := _constants(node)) != (there := _constants(twin))
-    ]
-    return list(dict.fromkeys(lines))[:_LINES]
-
-
-def _constants(node: torch.fx.Node) -> list[int | float]:
-    return [leaf for leaf in tree_leaves((node.args, node.kwargs)) if type(leaf) in (int, float)]
-
-
-def _listed(numbers: Sequence[float]) -> str:
-    return ", ".join(map(str, numbers))

@@ -19,7 +19,6 @@ from exportkit.export.trace.operator_trace import (
     DIFFERS,
     OperatorTrace,
     Writes,
-    assignments_to,
     changed_number,
     fingerprint,
     first_difference,
@@ -73,12 +72,11 @@ def check_repeatable(
     declared = {f"buffer {name}" for name in state}
     watched = {name: t for name, t in {**_state(model), **inputs}.items() if name not in declared}
     before = {name: fingerprint(tensor) for name, tensor in watched.items()}
-    answers, trails, kept = [first], [], []
+    answers, trails = [first], []
     for _ in range(2):
         with watched_by(OperatorTrace()) as trail:
             answers.append(call())
         trails.append(trail)
-        kept.append(_attributes(model))
     if undeclared := dict.fromkeys(trails[0].undeclared):
         raise OperatorNotExportableError(
             f"{', '.join(undeclared)} writes into an argument, and its schema does not say so: compilers believe it",
@@ -103,7 +101,7 @@ def check_repeatable(
         raise ExportError(
             "the model does not repeat itself when it is called again with the same inputs"
             + (f": {_listed(differing)} differs" if differing else "")
-            + "".join(f"\n    {line}" for line in (reason, *_changed(*kept))),
+            + f"\n    {reason}",
             hint=f"{advice}{_OR_KEEP if reason.endswith(DIFFERS) else '.'} {ALLOW}",
         )
 
@@ -185,9 +183,9 @@ def _written_again(
 
 def _writes(names: Sequence[str], tensors: Mapping[str, torch.Tensor], call: Callable[[], Any]) -> ExportError:
     """Returns the error for tensors that a call changes. Calls the model again to find the lines."""
-    with assignments_to(names) as assigned, watched_by(Writes(tensors)) as writes:
+    with watched_by(Writes(tensors)) as writes:
         call()
-    lines = "".join(f"\n    {line}" for line in dict.fromkeys([*writes.lines, *assigned]))
+    lines = "".join(f"\n    {line}" for line in dict.fromkeys(writes.lines))
     by_kind: dict[str, list[str]] = {}
     for kind, name in (name.split(" ", 1) for name in names):
         by_kind.setdefault(kind, []).append(name)
@@ -218,20 +216,6 @@ def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     parameters = {f"parameter {name}": tensor for name, tensor in model.named_parameters()}
     buffers = {f"buffer {name}": tensor for name, tensor in model.named_buffers()}
     return {name: tensor for name, tensor in {**parameters, **buffers}.items() if not is_lazy(tensor)}
-
-
-def _attributes(model: torch.nn.Module) -> dict[str, object]:
-    """Returns the plain values that the modules keep, such as a counter: `blocks.0.calls`."""
-    return {
-        f"{name + '.' if name else ''}{key}": value
-        for name, module in model.named_modules()
-        for key, value in vars(module).items()
-        if isinstance(value, (bool, int, float, str, type(None)))
-    }
-
-
-def _changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    return [f"`{name}` was {before.get(name)}, then {new}" for name, new in after.items() if before.get(name) != new]
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
