@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy
@@ -137,8 +137,9 @@ class Symbols:
 
     Args:
         inputs: The name and the symbolic sizes of every tensor input.
-        sizes: The caller's names. Other symbols keep their own names.
+        sizes: The caller's names.
         ranges: The program's range constraints, for the other symbols.
+        named: Names another symbol by its first place. By default, it keeps its own name.
     """
 
     def __init__(
@@ -146,13 +147,14 @@ class Symbols:
         inputs: Sequence[tuple[str, Sequence[int | torch.SymInt]]],
         sizes: DynamicSizes,
         ranges: Mapping[sympy.Symbol, object],
+        named: Callable[[str], str] | None = None,
     ) -> None:
         self._names: dict[sympy.Symbol, sympy.Expr] = {}
         self.dimensions = list(sizes.dimensions)
-        for name, shape in inputs:
-            for dim, size in enumerate(shape):
-                if isinstance(size, torch.SymInt):
-                    self._name(f"{name}:{dim}", size.node.expr, sizes.at(name, dim), ranges)
+        places = [((name, dim), size) for name, shape in inputs for dim, size in enumerate(shape)]
+        for axis, size in sorted(places, key=lambda each: each[0] not in sizes.by_axis):  # the caller's come first
+            if isinstance(size, torch.SymInt) and not size.node.expr.is_Integer:
+                self._name(f"{axis[0]}:{axis[1]}", size.node.expr, sizes.at(*axis), ranges, named)
 
     def size(self, size: int | torch.SymInt) -> int | Size | None:
         """Returns a size for the manifest: a number, a Size of one dimension, or None for anything else."""
@@ -170,7 +172,12 @@ class Symbols:
         return Size(dimension=symbol.name, scale=scale, offset=offset)
 
     def _name(
-        self, place: str, expression: sympy.Expr, size: Size | None, ranges: Mapping[sympy.Symbol, object]
+        self,
+        place: str,
+        expression: sympy.Expr,
+        size: Size | None,
+        ranges: Mapping[sympy.Symbol, object],
+        named: Callable[[str], str] | None,
     ) -> None:
         linear = linear_in_one(expression)
         if linear is None:
@@ -185,8 +192,9 @@ class Symbols:
             interval = ranges[symbol]
             low, high = (getattr(interval, end) for end in ("lower", "upper"))
             high = int(high) if high.is_Integer else MAX_SIZE
-            self.dimensions.append(Dimension(name=symbol.name, min=int(low), max=high))
-            self._names[symbol] = _integer(symbol.name)
+            name = named(place) if named else symbol.name
+            self.dimensions.append(Dimension(name=name, min=int(low), max=high))
+            self._names[symbol] = _integer(name)
         else:
             # The program's symbol may be the whole size while the caller named a part of it, or vice versa.
             self._names[symbol] = (size.scale * _integer(size.dimension) + size.offset - offset) / sympy.Integer(scale)

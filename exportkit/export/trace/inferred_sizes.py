@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-import sympy
 import torch
 
 from exportkit.errors import ExportError
@@ -15,9 +13,9 @@ from exportkit.export.sizes.shapes import (
     Axis,
     DynamicSizes,
     Shapes,
+    Symbols,
     dynamic_sizes,
-    expression_of,
-    linear_in_one,
+    merge_shapes,
     with_ranges,
 )
 from exportkit.export.sizes.size_changes import sizes_as_texts, violated_names
@@ -54,8 +52,8 @@ def with_inferred(task: TracingTask, shapes: Shapes, ranges: Mapping[str, tuple[
     marks = {(t, d): m for t, dims in shapes.items() for d, text in dims.items() if (m := _MARK.fullmatch(text))}
     if not marks:
         return shapes
-    named = {t: {d: text for d, text in dims.items() if (t, d) not in marks} for t, dims in shapes.items()}
-    known = dynamic_sizes(named, task.examples)
+    named_shapes = {t: {d: text for d, text in dims.items() if (t, d) not in marks} for t, dims in shapes.items()}
+    known = dynamic_sizes(named_shapes, task.examples)
     varying = [(t, d) for t, d in marks if t in task.examples and d < len(task.examples[t])]
     if len(varying) < len(marks):
         missing = next(axis for axis in marks if axis not in varying)
@@ -65,11 +63,17 @@ def with_inferred(task: TracingTask, shapes: Shapes, ranges: Mapping[str, tuple[
         program, _ = call_export(torch.export.export, task, DynamicSizes(free=varying))
     except RefusedByTorchError as refused:
         raise explain_refusal(refused, task) from refused.error
-    found = _Inferred(known)
-    values = dict(zip(task.bound.names, taken_tensors(program)))
-    for tensor, dim in sorted(varying, key=lambda axis: known.at(*axis) is None):
-        found.add((tensor, dim), expression_of(values[tensor].shape[dim]), marks.get((tensor, dim)))
-    inferred = {**named, **{t: {**named.get(t, {}), **dims} for t, dims in found.texts().items()}}
+    inputs = dict(zip(task.bound.names, taken_tensors(program)))
+
+    def named(place: str) -> str:
+        name = re.sub(r"\W", "_", place)
+        while name in known.example:
+            name += "_"
+        return name
+
+    shapes_of = [(name, tuple(tensor.shape)) for name, tensor in inputs.items()]
+    symbols = Symbols(shapes_of, known, program.range_constraints, named)
+    inferred = merge_shapes(named_shapes, _texts(symbols, known, inputs, marks))
     return _narrowed(task, with_ranges(inferred, ranges), set(known.example))
 
 
@@ -86,69 +90,34 @@ def _narrowed(task: TracingTask, shapes: Shapes, declared: set[str]) -> Shapes:
     return shapes
 
 
-@dataclass
-class _Inferred:
-    """What torch found of the sizes, in names.
-
-    Attributes:
-        known: The declared sizes.
-    """
-
-    known: DynamicSizes
-    _symbols: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
-    _sizes: dict[Axis, Size] = field(default_factory=dict)
-    _ends: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    def add(self, axis: Axis, expression: sympy.Expr, mark: re.Match[str] | None) -> None:
-        """Adds an axis, with what torch found; the declared ones first."""
-        where = f"{axis[0]}:{axis[1]}"
-        if expression.is_Integer:
-            if mark and mark["sign"] == VARYING:
+def _texts(
+    symbols: Symbols, known: DynamicSizes, inputs: Mapping[str, torch.Tensor], marks: Mapping[Axis, re.Match[str]]
+) -> Shapes:
+    """Returns the marked sizes that vary as expressions, with the ranges that their marks leave them."""
+    sizes: dict[Axis, Size] = {}
+    ends: dict[str, tuple[int, int]] = {}
+    for axis, mark in marks.items():
+        where, size = f"{axis[0]}:{axis[1]}", symbols.size(inputs[axis[0]].shape[axis[1]])
+        if size is None:
+            raise ExportError(f"{where} follows another size, and is no whole number for each of it")
+        if isinstance(size, int):
+            if mark["sign"] == VARYING:
                 raise ExportError(
-                    f"{where} was declared Dim.DYNAMIC, and is always {expression} for this model and example",
+                    f"{where} was declared Dim.DYNAMIC, and is always {size} for this model and example",
                     hint="Declare it Dim.AUTO or leave it out, or give an example of other sizes, of 2 and more.",
                 )
-            return
-        if (linear := linear_in_one(expression)) is None:
-            raise ExportError(
-                f"the size of {where} is {expression}, which does not depend on one dimension alone",
-                hint="Give it a name, such as Dim('n').",
-            )
-        symbol, scale, offset = linear
-        if (size := self.known.at(*axis)) is not None:
-            name = sympy.Symbol(size.dimension, integer=True)
-            self._symbols.setdefault(symbol, (size.scale * name + size.offset - offset) / sympy.Integer(scale))
-            return
-        new = symbol not in self._symbols
-        if new:
-            self._symbols[symbol] = sympy.Symbol(self._name(axis), integer=True)
-        in_names = linear_in_one(sympy.expand(expression.xreplace(self._symbols)))
-        if in_names is None:
-            raise ExportError(f"{where} follows {expression} of another size, which is no whole number for each of it")
-        root, scale, offset = in_names
-        self._sizes[axis] = Size(dimension=root.name, scale=scale, offset=offset)
-        if root.name in self.known.example:
-            return
-        low, high = (int(mark["min"]), int(mark["max"])) if mark and mark["min"] else (1, MAX_SIZE)
-        low, high = -((offset - max(low, 1)) // scale), (high - offset) // scale
-        known = self._ends.get(root.name, (0, MAX_SIZE))
-        self._ends[root.name] = (max(low, known[0]), min(high, known[1]))
-
-    def _name(self, axis: Axis) -> str:
-        name = re.sub(r"\W", "_", f"{axis[0]}_{axis[1]}")
-        while name in self.known.example or name in self._ends:
-            name += "_"
-        return name
-
-    def texts(self) -> dict[str, dict[int, str]]:
-        """Returns the sizes as expressions."""
-        texts: dict[str, dict[int, str]] = {}
-        for (tensor, dim), size in self._sizes.items():
-            text = str(size)
-            if size.dimension in self._ends:
-                low, high = self._ends[size.dimension]
-                if low >= high:
-                    continue  # one size is allowed, that of the example
-                text += f"[{low}:{high}]"
-            texts.setdefault(tensor, {})[dim] = text
-        return texts
+            continue
+        sizes[axis] = size
+        if size.dimension not in known.example:
+            low, high = (int(mark["min"]), int(mark["max"])) if mark["min"] else (1, MAX_SIZE)
+            low, high = -((size.offset - max(low, 1)) // size.scale), (high - size.offset) // size.scale
+            least, most = ends.get(size.dimension, (0, MAX_SIZE))
+            ends[size.dimension] = (max(low, least), min(high, most))
+    texts: dict[str, dict[int, str]] = {}
+    for (tensor, dim), size in sizes.items():
+        low, high = ends.get(size.dimension, (0, 0))
+        if size.dimension in known.example:
+            texts.setdefault(tensor, {})[dim] = str(size)
+        elif low < high:  # else one size is allowed, that of the example
+            texts.setdefault(tensor, {})[dim] = f"{size}[{low}:{high}]"
+    return texts

@@ -28,7 +28,7 @@ from exportkit.export.trace.preflight import (
     describe_operators,
     graph_operators,
 )
-from exportkit.export.trace.saved_sizes import named_sizes, shapes_of
+from exportkit.export.trace.saved_sizes import named_sizes
 from exportkit.export.trace.trace import trace
 from exportkit.export.trace.trace_method import check_writes
 from exportkit.export.trace.traced import Traced, TracedMethod
@@ -131,15 +131,14 @@ def _trace_foreign(
     """Describes a program that exportkit did not write, which has no manifest."""
     args, kwargs = program.example_inputs
     if options.state:
+        sizes = named_sizes(program, EagerMethods(saved.spec).bind(FORWARD, args, kwargs), options)
         spec = replace(
             saved.spec,
             model=ForeignModel(program),
             example_inputs=args,
             example_kwargs=kwargs,
-            dynamic_shapes=shapes_of(program, saved.spec),
+            dynamic_shapes=sizes_as_texts(sizes),
         )
-        if options.dynamic or options.ranges:
-            spec = replace(spec, dynamic_shapes=sizes_as_texts(named_sizes(program, saved.spec, options)))
         return trace(EagerModel(spec), replace(options, dynamic=(), ranges=()), device, progress)
     spec = replace(
         saved.spec, model=program.module(), example_inputs=args, example_kwargs=kwargs, writes=tuple(options.writes)
@@ -149,7 +148,7 @@ def _trace_foreign(
     check_writes(program, bound, spec, traced=False)
     with eager_mode(tf32=options.tf32):
         answer = check_model(lambda: eager.session().call(FORWARD, bound), device)
-    sizes = named_sizes(program, spec, options)
+    sizes = named_sizes(program, bound, options)
     call, _ = describe_program(
         program, bound, sizes, describe_output(answer.result), spec, written=tuple(answer.written)
     )
