@@ -66,12 +66,7 @@ def _placed(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | N
     away = [tensor for tensor in (*state.values(), *attributes) if tensor.device != device]
     if away or any(dtype and t.is_floating_point() and t.dtype != dtype for t in state.values()):
         model = copy.deepcopy(model, _moved(state.values(), device, dtype) | _moved(attributes, device, None))
-        _restore_parameters(model)
-        tied = _tied_buffers(model)
         model = model.to(device=device, dtype=dtype)  # modules may override what it calls
-        for first, *others in tied:
-            for module, key in others:
-                module._buffers[key] = first[0]._buffers[first[1]]
     elif wrapped:
         model = copy.deepcopy(model)
     if not wrapped:
@@ -105,24 +100,6 @@ def _moved(tensors: Iterable[torch.Tensor], device: torch.device, dtype: torch.d
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             memo[id(tensor)] = torch.nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved
     return memo
-
-
-def _restore_parameters(model: torch.nn.Module) -> None:
-    """Makes parameters of what copies of TorchScript's modules have in their place: tensors with a past."""
-    for module in model.modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            for name, tensor in module.named_parameters(recurse=False):
-                setattr(module, name, torch.nn.Parameter(tensor.detach(), tensor.requires_grad))
-
-
-def _tied_buffers(model: torch.nn.Module) -> list[list[tuple[torch.nn.Module, str]]]:
-    """Returns the places of each buffer that has several. Module.to would make a buffer of each."""
-    places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
-    for module in model.modules():
-        for key, tensor in module._buffers.items():
-            if tensor is not None:
-                places.setdefault(id(tensor), []).append((module, key))
-    return [found for found in places.values() if len(found) > 1]
 
 
 def on_device(bound: BoundCall, device: torch.device) -> BoundCall:
