@@ -64,8 +64,7 @@ def proposals(text: str, sizes: DynamicSizes, examples: Examples, log: GuardLog)
     _, _, suggestions = text.partition("Suggested fixes:")
     suggested = {match[1]: match[2].strip() for match in _SUGGESTED.finditer(suggestions)}
     if suggested:
-        # A size that another input has too, and that nobody named there, is more likely to be equal than constant.
-        candidates = [_Edit(sizes).tied(suggested, examples), _Edit(sizes).apply(suggested)]
+        candidates = [_Edit(sizes).apply(suggested)]
     else:
         names = violated_names(text)
         candidates = [edit(names, sizes.example, log) for edit in (_Edit(sizes).in_steps, _Edit(sizes).hold)]
@@ -104,18 +103,6 @@ class _Edit:
     def __init__(self, sizes: DynamicSizes) -> None:
         self.places, self.example = dict(sizes.by_axis), sizes.example
         self.ranges = {dimension.name: (dimension.min, dimension.max) for dimension in sizes.dimensions}
-
-    def tied(self, suggested: Mapping[str, str], examples: Examples) -> _Edit:
-        """Applies torch's suggestions, but names every fixed place of the same size instead of fixing a name."""
-        named = dict(self.places)
-        others = dict(suggested)
-        for (tensor, dim), size in named.items():
-            if suggested.get(size.dimension, "").isdigit():
-                for place in ((name, i) for name, shape in examples.items() for i in range(len(shape))):
-                    if place not in named and examples[place[0]][place[1]] == examples[tensor][dim]:
-                        self.places[place] = size
-                        others.pop(size.dimension, None)
-        return self.apply(others)
 
     def apply(self, suggested: Mapping[str, str]) -> _Edit:
         """Applies torch's suggestions, which belong together."""

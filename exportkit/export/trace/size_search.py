@@ -22,8 +22,7 @@ def sizes_that_trace(task: TracingTask, refused: RefusedByTorchError, tries: int
     Returns:
         The sizes; None if there was nothing to try, or nothing worked.
     """
-    waiting = proposals(str(refused), refused.sizes, task.examples, refused.log)
-    asked = False
+    waiting = [*_with_followers(task, refused), *proposals(str(refused), refused.sizes, task.examples, refused.log)]
     for _ in range(tries):
         if not waiting:
             break
@@ -33,8 +32,6 @@ def sizes_that_trace(task: TracingTask, refused: RefusedByTorchError, tries: int
             return sizes
         except RefusedByTorchError as again:
             waiting = proposals(str(again), sizes, task.examples, again.log) + waiting
-            if not asked:
-                asked, waiting = True, [*_with_followers(task, refused), *waiting]
     return None
 
 
@@ -54,6 +51,8 @@ def _with_followers(task: TracingTask, refused: RefusedByTorchError) -> list[Dyn
     alike = {task.examples[tensor][dim] for tensor, dim in wrong}
     axes = [(tensor, dim) for tensor, shape in task.examples.items() for dim in range(len(shape))]
     unnamed = [(t, dim) for t, dim in axes if (t, dim) not in named and task.examples[t][dim] in alike]
+    if not unnamed:
+        return []
     try:
         program, _ = call_export(torch.export.export, task, DynamicSizes(free=[*named, *unnamed]))
     except RefusedByTorchError:
