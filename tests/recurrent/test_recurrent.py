@@ -161,15 +161,14 @@ class Autocast(Differentiated):
 def test_a_layer_that_is_more_than_its_answer_is_left_to_torch(model: type[nn.Module]) -> None:
     x = torch.randn(7, 3, FEATURES)
     assert not called(traced(ExportSpec(model().eval(), (x,))))
-    why = {Differentiated: "is differentiated", Autocast: "is under autocast"}[model]
-    with pytest.raises(ExportError, match=f"needs x:0 == 7\n    nn.LSTM there {why}") as refused:
+    with pytest.raises(ExportError, match=r"self\.layer(.|\n)*needs x:0 == 7") as refused:
         traced(ExportSpec(model().eval(), (x,), dynamic_shapes={"x": {0: "length[2:64]"}}))
-    assert str(refused.value.hint).endswith("Or write --dynamic x:0=7 (x:0 is always 7).")
+    assert str(refused.value.hint).startswith("Write --dynamic x:0=7 (x:0 is always 7).")
 
 
-def test_a_quantized_layer_is_named() -> None:
+def test_a_quantized_layer_is_refused_as_such() -> None:
     model = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.LSTM(FEATURES, SIZE)), {nn.LSTM}, torch.qint8)
-    with pytest.raises(ExportError, match=r"torch.ao's quantization.*: 0 \(LSTM\)"):
+    with pytest.raises(ExportError, match="quantization"):
         traced(ExportSpec(model.eval(), (torch.randn(7, 3, FEATURES),)))
 
 

@@ -39,23 +39,6 @@ class Condition:
     frame: traceback.FrameSummary | None
 
 
-@dataclass(frozen=True)
-class UnrolledLayer:
-    """A recurrent layer whose length is fixed.
-
-    Attributes:
-        layer: Its class, such as nn.LSTM.
-        line: The line of the model that calls it.
-        why: What torch unrolls it for, such as "is under autocast".
-        hint: What to write instead.
-    """
-
-    layer: str
-    line: str
-    why: str
-    hint: str
-
-
 @dataclass
 class GuardLog:
     """The conditions on sizes, in the order in which the model's lines needed them.
@@ -64,13 +47,11 @@ class GuardLog:
         declared: What the caller declared of sizes.
         assumed: The conditions, in names, that may fail for declared sizes, because eager judges them; None for all.
         entries: The conditions.
-        unrolled: Recurrent layers that torch unrolled, which fixes their length.
     """
 
     declared: Declared = field(default_factory=Declared)
     assumed: Collection[sympy.Basic] | None = ()
     entries: list[Condition] = field(default_factory=list)
-    unrolled: list[UnrolledLayer] = field(default_factory=list)
 
     def hypothesis(self, guard: object, env: ShapeEnv) -> sympy.Basic | None:
         """Returns a condition in names if it fails for declared sizes and eager is to judge it, else None."""

@@ -55,17 +55,10 @@ def sizes_error(refused: RefusedByTorchError, changes: Sequence[SizeChange]) -> 
     places = _places(refused.sizes, names)
     lines = refused.log.lines(place for name in names for place in places[name])
     reasons = lines or [with_places(line) for line in re.findall(r"^  - (.*)$", text, re.MULTILINE)]
-    unrolled = [layer for layer in dict.fromkeys(refused.log.unrolled) if any(layer.line in line for line in reasons)]
-    reasons += [
-        f"{layer.layer} there {layer.why}, where torch unrolls it, which fixes its length" for layer in unrolled
-    ]
     about = ", ".join(f"`{name}` ({', '.join(places[name])})" for name in names if places[name]) or "a size"
     message = f"the model does not take every size that {about} was declared to have:" + "".join(
         f"\n    {reason}" for reason in dict.fromkeys((*reasons, *refused.tried[:_SHOWN]))
     )
-    if unrolled:
-        written = f" Or write {advice(changes)}." if changes else ""
-        return ExportError(message, hint=" ".join(dict.fromkeys(layer.hint for layer in unrolled)) + written)
     if not changes:
         return ExportError(
             message,

@@ -19,28 +19,22 @@ from torch import Tensor, nn
 from torch.nn.modules.rnn import RNNBase
 from torch.nn.utils.rnn import PackedSequence
 
-from exportkit.export.models.source_lines import where_now
-from exportkit.export.sizes.guards import UnrolledLayer
 from exportkit.export.torch_patches.patched import Function, all_patched, instead
 from exportkit.recurrent.fakes import registered
 
 Size = int | torch.SymInt
 
-_LAYERS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN, "rnn_relu": nn.RNN}
+_LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 @contextmanager
-def whole_recurrent_layers(unrolled: list[UnrolledLayer]) -> Iterator[None]:
-    """Keeps recurrent layers whole in what is traced in the block.
-
-    Args:
-        unrolled: Gets those that are not kept.
-    """
+def whole_recurrent_layers() -> Iterator[None]:
+    """Keeps recurrent layers whole in what is traced in the block."""
     batches, torchs = _KnownBatches(), vars(torch._VF)["vf"]
     functions: dict[str, Function] = {
         "_pack_padded_sequence": partial(batches.pack, torchs._pack_padded_sequence),
         "_pad_packed_sequence": partial(batches.unpack, torchs._pad_packed_sequence),
-        **{name: partial(_layer, name, getattr(torchs, name), unrolled) for name in _LAYERS},
+        **{name: partial(_layer, name, getattr(torchs, name)) for name in _LAYERS},
     }
     for name, function in functions.items():
         vars(function)["__name__"] = name  # Dynamo, which traces torch.cond, asks every function of torch
@@ -64,7 +58,7 @@ class _Instead:
         return getattr(self._torchs, name)
 
 
-def _layer(name: str, original: Function, unrolled: list[UnrolledLayer], *args: Any, **kwargs: Any) -> Any:
+def _layer(name: str, original: Function, *args: Any, **kwargs: Any) -> Any:
     """Calls our operator with the arguments of torch's function: of sequences, or of packed ones."""
     if kwargs:  # nobody does, and torch's names are no promise
         return original(*args, **kwargs)
@@ -72,9 +66,7 @@ def _layer(name: str, original: Function, unrolled: list[UnrolledLayer], *args: 
     batch_sizes, batch_first = (args[1], False) if packed else (None, args[-1])
     input, hx, weights, biases, layers, dropout, train, bidirectional = (args[0], *args[2:]) if packed else args[:-1]
     states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
-    why = _DROPS if train and dropout else _not_as_it_is(input, *states, *weights)
-    if why is not None:
-        unrolled.append(UnrolledLayer(f"nn.{_LAYERS[name].__name__}", where_now(), *why))
+    if (train and dropout) or _is_changed(input, *states, *weights):
         return original(*args)
     operator = getattr(registered(), name)
     if batch_first:
@@ -85,24 +77,11 @@ def _layer(name: str, original: Function, unrolled: list[UnrolledLayer], *args: 
     return (output.transpose(0, 1) if batch_first else output, *last)
 
 
-def _not_as_it_is(*tensors: Tensor) -> tuple[str, str] | None:
-    """Says that torch would cast the tensors, or keep what a gradient needs, and what to write; else None."""
+def _is_changed(*tensors: Tensor) -> bool:
+    """Tells whether torch would cast the tensors, or keep what a gradient needs."""
     if torch.is_autocast_enabled(tensors[0].device.type):
-        return _CAST
-    return _DIFFERENTIATED if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors) else None
-
-
-_DROPS = ("is in training, with dropout", "Leave model.train() out of forward: a layer in eval mode takes any length.")
-_CAST = (
-    "is under autocast",
-    "Call the layer under torch.autocast(x.device.type, enabled=False) with x.float(). Or cast it once: "
-    "layer.bfloat16() takes x.bfloat16().",
-)
-_DIFFERENTIATED = (
-    "is differentiated in forward",
-    "If no gradient goes through the layer, call it under torch.no_grad(). Else leave its length out of the sizes that "
-    "vary.",
-)
+        return True
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 class _KnownBatches:
@@ -121,7 +100,7 @@ class _KnownBatches:
 
     def pack(self, original: Function, input: Tensor, lengths: Tensor, batch_first: bool) -> Any:
         """Packs sequences, as torch's function does."""
-        if _not_as_it_is(input) is not None:
+        if _is_changed(input):
             return original(input, lengths, batch_first)
         data, batch_sizes = registered().pack(input, lengths, batch_first)
         self._known[id(batch_sizes)] = batch_sizes, input.shape[0 if batch_first else 1]
@@ -132,7 +111,7 @@ class _KnownBatches:
     ) -> Any:
         """Unpacks sequences, as torch's function does."""
         batch = self.of(batch_sizes)
-        if batch is None or _not_as_it_is(data) is not None:
+        if batch is None or _is_changed(data):
             return original(data, batch_sizes, batch_first, padding, length)
         padded, lengths = registered().unpack(data, batch_sizes, padding, length, batch)
         return padded.transpose(0, 1) if batch_first else padded, lengths

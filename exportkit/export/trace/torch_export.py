@@ -133,7 +133,7 @@ def _called(
         arguments: dict[str, Any] = {**dict(zip((p.name for p in bound.parameters), args)), **kwargs}
         dynamic = tree_map(lambda leaf: next(shape_of) if is_tensor(leaf) else None, arguments)
         try:
-            with _traceable(model, log):
+            with _traceable(model):
                 return export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), log
         except HostError:  # of whole_recurrent_layers
             raise
@@ -143,7 +143,7 @@ def _called(
 
 
 @contextmanager
-def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
+def _traceable(model: torch.nn.Module) -> Iterator[None]:
     """Changes what torch.export takes while the block runs."""
     with (
         gradients_of(model),
@@ -152,7 +152,7 @@ def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
         # the compiler chooses. But tracing asks for a kernel, too, and CUDA's in float32 wants a mask whose length
         # is a multiple of 8, which becomes a guard on that size. The kernel made of matrix products wants nothing.
         sdpa_kernel(SDPBackend.MATH),
-        whole_recurrent_layers(log.unrolled),
+        whole_recurrent_layers(),
         from_zero(),
         patched("Distribution._validate_args", lambda _: False),  # unless a model asks for it, as in torch.compile
         traceable_control_flow(),
