@@ -119,13 +119,6 @@ def written(typed: str, said: str, model: str) -> list[str]:
     return [command, f"{typed.replace(old, model)} --weights {new}"]
 
 
-def listed(typed: str, said: str, wrong: str) -> list[str]:
-    """Types the first name of those that there are in place of the wrong one."""
-    match = re.search(r"(?:such as|It has|takes) ([\w./:]+)", said)
-    assert match, said
-    return [typed.replace(wrong, match[1], 1)]
-
-
 def add(typed: str, _: str, words: str) -> list[str]:
     """Adds an option whose value a person chooses by the advice."""
     return [f"{typed} {words}"]
@@ -138,5 +131,5 @@ def change(typed: str, _: str, words: str) -> list[str]:
 
 
 FOLLOW: Mapping[str, Callable[[str, str, str], list[str]]] = {
-    function.__name__: function for function in (options, meant, first, only, converted, written, listed, add, change)
+    function.__name__: function for function in (options, meant, first, only, converted, written, add, change)
 }

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-import shlex
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import torch
 
-from exportkit.errors import NotAnOperatorLibraryError
 from exportkit.libraries import TORCH_NAMESPACES, LoadedLibrary, loaded_libraries
-from exportkit.package.elf import read_elf
 
 _OPERATOR = r"(?P<namespace>\w+)::(?P<name>\w+)"
 # What torch says where a fake, a kernel or a gradient is added, where torch.ops is asked, and where a program is read.
@@ -24,8 +18,6 @@ _SAID = tuple(
         rf"(?:Could not find schema for|No such operator|no operator named) {_OPERATOR}",
     )
 )
-_MOST_FILES = 100
-_BUILD_FOLDERS = ("", "build", "lib")
 
 
 def missing_operator(text: str) -> str | None:
@@ -36,42 +28,18 @@ def missing_operator(text: str) -> str | None:
     return None
 
 
-def advice(operator: str, folders: Iterable[Path]) -> str:
-    """Says how to give the library of an operator, and what was loaded instead.
-
-    Args:
-        operator: `namespace::name`.
-        folders: Where a library of the user may lie, such as the folder of the model's file.
-    """
+def advice(operator: str) -> str:
+    """Says how to give the library of an operator, `namespace::name`, and what was loaded instead."""
     loaded = "; ".join(map(_brings, loaded_libraries()))
-    found = next(filter(_defines_operators, _shared_libraries(folders)), None)
-    if found is not None:
-        give = f"{_short(found)} may be it: --op-library {shlex.quote(_short(found))}"
-    else:
-        give = "Give the library that does, or the Python module that loads it: --op-library PATH|MODULE"
-    return f"No loaded library defines {operator}{loaded and f' (loaded: {loaded})'}. {give}"
+    return (
+        f"No loaded library defines {operator}{loaded and f' (loaded: {loaded})'}. Give the library that does, or the "
+        "Python module that loads it: --op-library PATH|MODULE"
+    )
 
 
 def _brings(library: LoadedLibrary) -> str:
     namespaces = ", ".join(f"{each}::*" for each in sorted(library.namespaces))
     return f"{library.path.name} with {namespaces or 'kernels only'}"
-
-
-def _defines_operators(path: Path) -> bool:
-    try:
-        return read_elf(path).defines_operators
-    except (OSError, NotAnOperatorLibraryError):
-        return False
-
-
-def _shared_libraries(folders: Iterable[Path]) -> Iterator[Path]:
-    inner = (folder / part for folder in dict.fromkeys(folders) for part in _BUILD_FOLDERS)
-    files = (path for folder in inner if folder.is_dir() for path in sorted(folder.glob("*.so")))
-    return itertools.islice(files, _MOST_FILES)
-
-
-def _short(path: Path) -> str:
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 # What torch says where a fake kernel is given to an operator that it takes for a composite.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import shlex
 from pathlib import Path
@@ -12,7 +11,6 @@ from exportkit.installed import installed_models
 from exportkit.package.weights_hints import to_safetensors
 
 _WEIGHTS = {".pt", ".pth", ".ckpt", ".bin", ".safetensors"}  # the endings of checkpoints
-_MOST = 12  # names that are listed
 
 
 def check_model_name(model: str) -> None:
@@ -58,26 +56,9 @@ def _form(model: str) -> str:
     """Returns the advice for a text that names no attribute."""
     path = Path(model if model.endswith(".py") else f"{model}.py")
     if path.is_file():
-        found = defined_names(path)
-        named = ", ".join(f"{path}:{each}" for each in found[:_MOST])
-        return f"Say what in it, such as {named}." if found else f"Say what in it: {path}:attr."
+        return f"Say what in it: {path}:attr."
     built_in = installed_models()
     close = difflib.get_close_matches(model, built_in, 1)
     names = f"a built-in name ({', '.join(built_in)}), " if built_in else ""
     mean = f"Did you mean {close[0]}? " if close else ""
     return f"{mean}Give {names}package.module:attr, path/file.py:attr, or an ExportedProgram .pt2."
-
-
-def defined_names(path: Path) -> tuple[str, ...]:
-    """Returns the public classes, functions and variables of a Python file, which is read and not run."""
-    try:
-        body = ast.parse(path.read_bytes()).body
-    except (SyntaxError, ValueError, OSError):
-        return ()
-    names: list[str] = []
-    for each in body:
-        if isinstance(each, (ast.ClassDef, ast.FunctionDef)):
-            names.append(each.name)
-        elif isinstance(each, ast.Assign):
-            names += [target.id for target in each.targets if isinstance(target, ast.Name)]
-    return tuple(dict.fromkeys(name for name in names if not name.startswith("_")))

@@ -113,8 +113,7 @@ def raised_by_user(what: str, error: BaseException, hint: str) -> ExportError:
         said += f" (because of {type(cause).__name__}: {_said(cause)})"
     message = f"{what}{' at ' + where(frame) if frame else ''}: {type(error).__name__}: {said}"
     if operator := missing_operator(said):
-        folders = [Path.cwd(), *([Path(frame.filename).parent] if frame else [])]
-        return MissingOperatorError(message, hint=advice(operator, folders))
+        return MissingOperatorError(message, hint=advice(operator))
     return ExportError(message, hint=advice_if_refused(said) or hint)
 
 
