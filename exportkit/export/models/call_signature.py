@@ -49,15 +49,7 @@ def _register_dataclass(made: type[Any]) -> None:
 
 
 def check_plain(what: str, tensor: torch.Tensor) -> None:
-    """Checks that a tensor is an array of numbers in memory.
-
-    Args:
-        what: The tensor's name, for the message.
-        tensor: The tensor.
-
-    Raises:
-        UsageError: It is sparse, nested or quantized, or has no data.
-    """
+    """Checks that a tensor is an array of numbers in memory."""
     if tensor.is_meta:
         kind, advice = (
             "on the meta device, without data",
@@ -100,11 +92,7 @@ def takes(model: torch.nn.Module, name: str) -> bool:
 def bind_call(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, partial: bool = False
 ) -> dict[str, Any]:
-    """Returns the given arguments by name, in the order of forward's signature.
-
-    Raises:
-        UsageError: The arguments do not fit forward, or two have one name.
-    """
+    """Returns the given arguments by name, in the order of forward's signature."""
     signature = inspect.signature(model.forward)
     try:
         bound = (signature.bind_partial if partial else signature.bind)(*args, **kwargs)
@@ -175,12 +163,7 @@ class BoundCall:
 
 
 def describe_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BoundCall:
-    """Splits a call into its parts.
-
-    Raises:
-        UsageError: The call does not fit forward, contains no tensor or a value that a manifest cannot describe, or a
-            parameter has a name that a package cannot have.
-    """
+    """Splits a call into its parts."""
     look_into_dataclasses((args, dict(kwargs)))
     arguments = bind_call(model, args, kwargs)
     positional = list(arguments)[: len(args)]

@@ -82,15 +82,7 @@ def _is_in(namespace: str, operator: str) -> bool:
 def library_files(given: Iterable[Path | str], operators: Sequence[str], progress: Progress) -> list[Path]:
     """Returns operator libraries: files as they are given, and for modules those that they load.
 
-    Args:
-        given: Files, and names of modules, which are imported in another process.
-        operators: The operators that a module must bring a library of.
-        progress: Called before a module is imported.
-
-    Raises:
-        ExportkitError: A module cannot be imported. `exportkit.export.models.importing` chooses the class.
-        LibraryLoadError: The process that imports it ended.
-        MissingLibraryError: A module loads no library of the operators.
+    A module is imported in another process, and must load a library of one of the operators.
     """
     libraries = []
     for each in given:
@@ -113,13 +105,7 @@ def library_files(given: Iterable[Path | str], operators: Sequence[str], progres
 def find_libraries(code: str, operators: Iterable[str]) -> list[Path]:
     """Returns the libraries that a module loads and that have some of the operators, or kernels for them.
 
-    Args:
-        code: `package.module`, or a path such as `model.py`. It is executed.
-        operators: The operators' names, such as `namespace::name.overload`.
-
-    Raises:
-        ExportkitError: The code cannot be imported. `exportkit.export.models.importing` chooses the class.
-        LibraryLoadError: The process that imports it ended.
+    Another process executes the code, `package.module` or a path.
     """
     with ChildClient("exportkit.export.models.find_libraries_worker", search_path="caller") as child:
         try:
@@ -143,13 +129,7 @@ def _has_some(path: Path, operators: Set[str]) -> bool:
 
 
 def named_libraries(eager: ReferenceModel, missing: Set[str], progress: Progress) -> Sequence[Path | str]:
-    """Returns the libraries that were named, or else those that the module of the MODEL that was named loads.
-
-    Args:
-        eager: What was named.
-        missing: The operators that no library brings so far.
-        progress: Called before the module is imported, in another process.
-    """
+    """Returns the libraries that were named, or else those that the module of the MODEL that was named loads."""
     source = (eager.model or "").rpartition(":")[0]
     wanted = sorted(name for name in missing if name.partition("::")[0] not in operator_namespaces())
     if eager.op_libraries or not source or not wanted:

@@ -48,11 +48,7 @@ def _is_candidate(name: str, item: Any, module: ModuleType) -> bool:
 
 
 def import_code(name: str) -> ModuleType:
-    """Imports `package.module` or `path/file.py`. The working directory and the file's folder are searched last.
-
-    Raises:
-        ModelNotFoundError: It cannot be imported.
-    """
+    """Imports `package.module` or `path/file.py`. The working directory and the file's folder are searched last."""
     return _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
 
 

@@ -17,11 +17,7 @@ from exportkit.spec import FORWARD, METHOD_FIELDS, ExportSpec
 
 
 def method_specs(spec: ExportSpec) -> dict[str, ExportSpec]:
-    """Returns a spec for each method of a spec: of a module whose `forward` is the method.
-
-    Raises:
-        UsageError: The model does not have the attribute of a method, or it cannot be called.
-    """
+    """Returns a spec for each method of a spec: of a module whose `forward` is the method."""
     return {
         name: replace(
             spec,
@@ -82,12 +78,7 @@ def _function(module: torch.nn.Module, called: Callable[..., Any], attribute: st
 def written_names(names: Sequence[str], writes: Sequence[str]) -> tuple[str, ...]:
     """Returns the input tensors that are declared to be written.
 
-    Args:
-        names: The names of the input tensors.
-        writes: What is declared: a tensor's name, or the name of a value that has tensors.
-
-    Raises:
-        UsageError: A declaration names no input tensor.
+    A declaration is the name of a tensor, or of a value that has tensors.
     """
     found = [name for name in names if any(name == each or name.startswith(f"{each}.") for each in writes)]
     for each in writes:

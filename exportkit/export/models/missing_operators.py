@@ -47,11 +47,7 @@ _REFUSED = re.compile(r"the operator '?(\w+::[\w.]+)'?,? .*CompositeImplicitAuto
 
 
 def fake_to_write(name: str) -> str:
-    """Returns the decorator of a fake kernel, in a form that torch takes for the operator.
-
-    Args:
-        name: `namespace::name` or `namespace::name.overload`.
-    """
+    """Returns the decorator of a fake kernel, in a form that torch takes for the operator."""
     if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
         return f'@torch.library.register_fake("{name}")'
     overload = name.replace("::", ".") + (".default" if "." not in name else "")

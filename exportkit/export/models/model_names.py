@@ -14,11 +14,7 @@ _WEIGHTS = {".pt", ".pth", ".ckpt", ".bin", ".safetensors"}  # the endings of ch
 
 
 def check_model_name(model: str) -> None:
-    """Checks that MODEL names something that can be looked up.
-
-    Raises:
-        ModelNotFoundError: It has no such form, or its file does not exist.
-    """
+    """Checks that MODEL names something that can be looked up."""
     if model in installed_models():
         return
     if Path(model).suffix in _WEIGHTS and Path(model).is_file():

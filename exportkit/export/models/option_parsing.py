@@ -23,11 +23,7 @@ _CASTS = ("float16", "bfloat16", "float32", "float64")
 
 
 def parse_places(texts: Iterable[str]) -> dict[str, dict[int, str]]:
-    """Parses texts such as "image:0=batch[1:64]".
-
-    Raises:
-        UsageError: A text has another form, or two texts give the same dimension.
-    """
+    """Parses texts such as "image:0=batch[1:64]"."""
     shapes: dict[str, dict[int, str]] = {}
     for text in texts:
         match = _PLACE.fullmatch(text.strip())
@@ -41,11 +37,7 @@ def parse_places(texts: Iterable[str]) -> dict[str, dict[int, str]]:
 
 
 def parse_ranges(texts: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Parses texts such as "length=1:4096".
-
-    Raises:
-        UsageError: A text has another form, or two texts give the same name.
-    """
+    """Parses texts such as "length=1:4096"."""
     ranges: dict[str, tuple[int, int]] = {}
     for text in texts:
         match = _RANGE.fullmatch(text.strip())
@@ -65,11 +57,7 @@ def size_of(text: str) -> Size | None:
 
 
 def parse_expression(text: str) -> tuple[Size, tuple[int, int] | None]:
-    """Parses a size expression with an optional range: "16*gh[8:96]", "batch", "n+1[2:9]".
-
-    Raises:
-        UsageError: The text has another form.
-    """
+    """Parses a size expression with an optional range: "16*gh[8:96]", "batch", "n+1[2:9]"."""
     match = _EXPRESSION.fullmatch(re.sub(r"\s+", "", text))
     if match is None:
         raise UsageError(
@@ -94,11 +82,7 @@ def parse_expression(text: str) -> tuple[Size, tuple[int, int] | None]:
 
 
 def parse_input_text(text: str) -> tuple[str, str, list[int]]:
-    """Parses "image=float32[2,3,64,64]": the name, the dtype and the sizes.
-
-    Raises:
-        UsageError: The text has another form or an unknown dtype.
-    """
+    """Parses "image=float32[2,3,64,64]": the name, the dtype and the sizes."""
     match = _INPUT.fullmatch(text.strip())
     if match is None:
         raise UsageError(
@@ -111,21 +95,13 @@ def parse_input_text(text: str) -> tuple[str, str, list[int]]:
 
 
 def check_dtype(name: str) -> None:
-    """Checks that a package can have a dtype.
-
-    Raises:
-        UsageError: It cannot.
-    """
+    """Checks that a package can have a dtype."""
     if name not in DTYPES:
         raise UsageError(f"a package cannot have dtype {name!r}", hint=dtype_hint(name, DTYPES))
 
 
 def check_cast(name: str) -> None:
-    """Checks that a model can be cast to a dtype.
-
-    Raises:
-        UsageError: The name is not a floating dtype's.
-    """
+    """Checks that a model can be cast to a dtype."""
     if name not in _CASTS:
         raise UsageError(f"cannot cast a model to {name}", hint=dtype_hint(name, _CASTS))
 
@@ -140,11 +116,7 @@ def dtype_hint(name: str, allowed: Collection[str]) -> str:
 def check_texts(
     dynamic: Iterable[str] = (), ranges: Iterable[str] = (), inputs: Iterable[str] = (), dtype: str | None = None
 ) -> None:
-    """Checks what can be checked of options without torch and without the model.
-
-    Raises:
-        UsageError: A text cannot be read.
-    """
+    """Checks what can be checked of options without torch and without the model."""
     for dims in parse_places(dynamic).values():
         for expression in dims.values():
             size_of(expression)

@@ -27,9 +27,6 @@ def prepared(spec: ExportSpec, device: torch.device, dtype: torch.dtype | None) 
     """Yields the spec with its model in eval mode, and model and example inputs on a device and in a dtype.
 
     The caller's model does not change: it is copied if it must move, or if its weights wrap other tensors.
-
-    Raises:
-        UsageError: An input, a parameter or a buffer is no plain tensor.
     """
     placed = {name: _inputs(each, device, dtype) for name, each in method_specs(spec).items()}
     model = _placed(spec.model, device, dtype)
@@ -154,11 +151,7 @@ def usable_device(name: str, without_cuda: str = _EXPORT_ELSEWHERE) -> torch.dev
 
 
 def parse_floating(name: str | None) -> torch.dtype | None:
-    """Returns the dtype to cast to; None for None.
-
-    Raises:
-        UsageError: The name is not a floating dtype's.
-    """
+    """Returns the dtype to cast to; None for None."""
     if name is None:
         return None
     check_cast(name)

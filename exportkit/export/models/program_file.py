@@ -85,14 +85,7 @@ def load_program(path: Path, trust: Trust = Trust(), *, trusted: bool = False) -
 def load_extracted(files: Mapping[str, Path], manifest: Manifest, libraries: Iterable[Path | str]) -> SavedProgram:
     """Reads the programs of an artifact, which were extracted to files, in a process that has nothing loaded.
 
-    Args:
-        files: The file of each method.
-        manifest: The artifact's manifest, without state.
-        libraries: Operator libraries to load first. Modules among them are left to MODEL, which is not made here.
-
-    Raises:
-        PackageError: A library cannot be loaded.
-        ExportError: torch.export cannot read a file.
+    Modules among the libraries are left to MODEL, which is not made here.
     """
     loaded: list[LoadedLibrary] = []
     for library in libraries:

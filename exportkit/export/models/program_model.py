@@ -38,12 +38,7 @@ def rebuilt(
 ) -> torch.export.ExportedProgram:
     """Returns a program with another graph over the same weights and constants.
 
-    Args:
-        program: The program. It does not change.
-        module: The module of the graph.
-        signature: What the graph's inputs and outputs are.
-        example_inputs: Those that it takes, if they are others.
-        called: What changes of the description of its call.
+    `called` changes the description of its call.
     """
     whole, *parts = program.module_call_graph
     assert whole.signature is not None
@@ -74,11 +69,7 @@ def program_spec(
 ) -> ExportSpec:
     """Returns a spec of saved programs.
 
-    Args:
-        programs: The programs, by method.
-        manifest: The manifest of their artifact; None for a program that exportkit did not write.
-        initial: What the state begins with, by name.
-        name: The model's name.
+    Programs without a manifest are torch.export.save's. `initial` is what the state begins with, by name.
     """
     if manifest is None or (list(programs) == [FORWARD] and not manifest.state):
         (program,) = programs.values()
@@ -105,12 +96,7 @@ def program_spec(
 
 
 def state_of(manifest: Manifest, read: Callable[[str], bytes]) -> dict[str, torch.Tensor]:
-    """Returns what the state of an artifact begins with, by name.
-
-    Args:
-        manifest: The artifact's manifest.
-        read: Reads one of its records.
-    """
+    """Returns what the state of an artifact begins with, by name."""
     found = {}
     for state in manifest.state:
         shape = [1 if isinstance(size, Size) else size for size in state.shape]

@@ -94,15 +94,6 @@ def load_operator_libraries(libraries: Iterable[Path | str]) -> None:
     """Loads operator libraries. A separate process tries each file first, so a bad library cannot end this process.
 
     Skips a library that needs CUDA if torch has no CUDA.
-
-    Args:
-        libraries: Files, or modules that load some when they are imported.
-
-    Raises:
-        ModelNotFoundError: A module cannot be imported.
-        ExportError: A module raised an error.
-        LibraryLoadError: A file is not an operator library, or cannot be loaded.
-        LibraryConflictError: Another build of a library's operators is loaded.
     """
     beside: list[LoadedLibrary] = []
     described_files: list[tuple[Path, Library]] = []
@@ -129,16 +120,7 @@ def _refuse_for_program(model: str, kwargs: Mapping[str, Any], inputs: Sequence[
 
 
 def resolve_decompositions(texts: Mapping[str, str]) -> dict[str, Callable[..., Any]]:
-    """Imports the functions that compute custom operators.
-
-    Args:
-        texts: `package.module:function` or `path/file.py:function`, by the operator's name.
-
-    Raises:
-        ModelNotFoundError: A module cannot be imported, or does not have the function.
-        UsageError: What is named is not a function.
-        ExportError: Importing a module raised an error.
-    """
+    """Imports the functions that compute custom operators."""
     found = {}
     for operator, text in texts.items():
         with users_code(f"importing {text}"):
@@ -261,11 +243,7 @@ def _listed(name: str, value: Any) -> Any:
 
 
 def parse_input(text: str) -> tuple[str, torch.Tensor]:
-    """Makes a random example input from "image=float32[2,3,256,256]": floats in [0, 1), integers 0 and 1.
-
-    Raises:
-        UsageError: The text has another form or an unknown dtype, or the tensor does not fit in memory.
-    """
+    """Makes a random example input from "image=float32[2,3,256,256]": floats in [0, 1), integers 0 and 1."""
     name, dtype_name, shape = parse_input_text(text)
     dtype = parse_dtype(dtype_name)
     try:
@@ -277,11 +255,7 @@ def parse_input(text: str) -> tuple[str, torch.Tensor]:
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """Returns the dtype with this name.
-
-    Raises:
-        UsageError: A package cannot have such a dtype.
-    """
+    """Returns the dtype with this name."""
     check_dtype(name)
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)

@@ -102,10 +102,7 @@ def users_code(doing: str) -> Iterator[None]:
 def raised_by_user(what: str, error: BaseException, hint: str) -> ExportError:
     """Returns the error to raise for what the caller's code raised.
 
-    Args:
-        what: What failed, for the message: "importing model.py failed".
-        error: The code's own error.
-        hint: The advice, if exportkit knows none for this error.
+    `hint` is the advice if exportkit knows none for this error.
     """
     frame = user_frame(traceback.extract_tb(error.__traceback__))
     said = _said(error)
