@@ -32,12 +32,7 @@ class Declared:
     _untrue: dict[sympy.Basic, bool] = field(default_factory=dict)
 
     def in_names(self, condition: sympy.Basic, places: Mapping[sympy.Symbol, str | None]) -> sympy.Basic:
-        """Writes a condition on the sizes of places in the declared names.
-
-        Args:
-            condition: The condition.
-            places: The place of each symbol.
-        """
+        """Writes a condition on the sizes of places in the declared names."""
         sizes = {symbol: self.places.get(place or "") for symbol, place in places.items()}
         return condition.xreplace(
             {symbol: size.scale * _symbol(size.dimension) + size.offset for symbol, size in sizes.items() if size}
@@ -87,9 +82,7 @@ class Declared:
 def declared(sizes: DynamicSizes, more: Mapping[str, str] = MappingProxyType({})) -> Declared:
     """Returns what the caller declared.
 
-    Args:
-        sizes: The sizes of the inputs.
-        more: The names that further places have, those of the state.
+    `more` has the names of further places, those of the state.
     """
     places = {f"{tensor}:{dim}": size for (tensor, dim), size in sizes.by_axis.items()}
     return Declared(

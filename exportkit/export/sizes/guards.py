@@ -106,9 +106,7 @@ class GuardLog:
     def hold_at(self, values: Mapping[str, int], *, equations: bool = False) -> bool:
         """Returns whether every condition on these places alone holds if the places have these sizes.
 
-        Args:
-            values: A size for each place.
-            equations: Only equations count. Tracing also assumes that no size is 1, which torch forgives.
+        With `equations`, nothing else counts: tracing also assumes that no size is 1, which torch forgives.
         """
         places_of = functools.cache(_places_of_symbols)
         for entry in self.entries:
@@ -177,12 +175,9 @@ def guard_log(declared: Declared, *, assumed: Collection[sympy.Basic] | None = (
     """Records which line of the model's code each guard on a size comes from, and lets torch refuse only untrue ones.
 
     torch's own record (SLoc) has the line inside of torch, which does not help the user. And torch refuses what it
-    cannot prove: a minimum, a division that rounds, a relation of two places that have one name.
-
-    Args:
-        declared: What the caller declared of sizes.
-        assumed: The conditions, in names, that eager judges; None for all. torch concludes nothing from those: a trace
-            keeps the sizes that it was made for.
+    cannot prove: a minimum, a division that rounds, a relation of two places that have one name. torch concludes
+    nothing from the conditions that eager judges, those that are `assumed` or with None all: a trace keeps the sizes
+    that it was made for.
     """
     log = GuardLog(declared, assumed)
 

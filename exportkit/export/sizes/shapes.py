@@ -61,16 +61,7 @@ def merge_shapes(shapes: Shapes, replacements: Shapes) -> dict[str, dict[int, st
 
 
 def dynamic_sizes(shapes: Shapes, tensors: Mapping[str, Sequence[int]]) -> DynamicSizes:
-    """Reads the expressions and checks them against the example inputs.
-
-    Args:
-        shapes: The expressions.
-        tensors: The example inputs' names and sizes.
-
-    Raises:
-        UsageError: A place does not exist, an expression cannot be read, ranges contradict each other, or an expression
-            does not allow the example's size.
-    """
+    """Reads the expressions and checks them against the example inputs."""
     ranges: dict[str, tuple[int, int]] = {}
     by_axis: dict[Axis, Size] = {}
     for tensor, dims in shapes.items():
@@ -111,10 +102,6 @@ def torch_dimensions(sizes: DynamicSizes, state: Iterable[str | None] = ()) -> d
 
     torch leaves 0 and 1 out while it traces, so that a size from 1 to 2 is 2. Of two such sizes it would not learn that
     they are one, and compiled code would take one of them for 2.
-
-    Args:
-        sizes: The sizes of the inputs.
-        state: The names that the state's sizes have.
     """
     places = Counter([*(size.dimension for size in sizes.by_axis.values()), *state])
     ends = {d.name: (d.min, max(d.max, 3) if places[d.name] > 1 else d.max) for d in sizes.dimensions}

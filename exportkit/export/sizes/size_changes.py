@@ -53,14 +53,7 @@ def violated_names(text: str) -> list[str]:
 
 
 def proposals(text: str, sizes: DynamicSizes, examples: Examples, log: GuardLog) -> list[DynamicSizes]:
-    """Returns the sizes to try instead of those that torch.export refused, the most promising first.
-
-    Args:
-        text: torch's error.
-        sizes: The sizes that it refused.
-        examples: The example inputs' sizes.
-        log: The conditions of that trace.
-    """
+    """Returns the sizes to try instead of those that torch.export refused, the most promising first."""
     _, _, suggestions = text.partition("Suggested fixes:")
     suggested = {match[1]: match[2].strip() for match in _SUGGESTED.finditer(suggestions)}
     if suggested:

@@ -31,11 +31,7 @@ _FORM = (
 
 
 def with_plain_shapes(spec: ExportSpec) -> ExportSpec:
-    """Returns a spec whose sizes are expressions. It needs the tensors that a ShapesCollection was made for.
-
-    Raises:
-        UsageError: The sizes of a method do not fit its example inputs.
-    """
+    """Returns a spec whose sizes are expressions. It needs the tensors that a ShapesCollection was made for."""
     if not spec.methods:
         return replace(spec, dynamic_shapes=plain_shapes(spec))
     specs = method_specs(spec)
@@ -48,12 +44,8 @@ def with_plain_shapes(spec: ExportSpec) -> ExportSpec:
 def plain_shapes(spec: ExportSpec) -> Shapes:
     """Returns the sizes of one method of a model, by the tensors' names.
 
-    Args:
-        spec: Its `dynamic_shapes` names tensors as on the command line, or is what torch.export takes: by parameter or
-            in their order, nested as the arguments are, a ShapesCollection or AdditionalInputs.
-
-    Raises:
-        UsageError: It does not fit the example inputs.
+    The spec names tensors as on the command line, or gives what torch.export takes: by parameter or in their order,
+    nested as the arguments are, a ShapesCollection or AdditionalInputs.
     """
     if not (shapes := spec.dynamic_shapes):
         if hasattr(spec.model.forward, DYNAMIC_SPEC):

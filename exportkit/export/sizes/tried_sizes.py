@@ -27,9 +27,7 @@ _DRAWN = 4_000  # so many are drawn where all are too many
 def holds(condition: sympy.Basic, ranges: Ranges) -> bool:
     """Returns whether a condition holds for all integers of these ranges, or wherever it was tried.
 
-    Args:
-        condition: A relation, or several joined by and, or, not.
-        ranges: The range of each symbol in it. A symbol without one makes the condition untrue.
+    A symbol without a range makes the condition untrue.
     """
     if condition in (sympy.true, sympy.false):
         return bool(condition == sympy.true)
@@ -108,18 +106,7 @@ class _NotComputableError(Exception):
 
 
 def _evaluate(expression: sympy.Basic, columns: Mapping[sympy.Symbol, numpy.ndarray]) -> Any:
-    """Computes an expression or a condition for every row of a table.
-
-    Args:
-        expression: The expression.
-        columns: The values of each symbol, whole numbers.
-
-    Returns:
-        The values, or one value for all rows.
-
-    Raises:
-        _NotComputableError: It has a function that cannot be computed.
-    """
+    """Computes an expression or a condition for every row of a table."""
     largest = {symbol: int(numpy.abs(column).max(initial=0)) for symbol, column in columns.items()}
     try:
         if _magnitude(expression, largest) >= _EXACT:
