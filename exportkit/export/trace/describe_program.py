@@ -20,12 +20,7 @@ from exportkit.spec import ExportSpec
 
 
 def describe_output(result: Any) -> Node:
-    """Returns the structure of a model's result.
-
-    Raises:
-        UsageError: The result contains a value or a kind of tensor that a manifest cannot describe.
-        ExportError: The result contains no tensor.
-    """
+    """Returns the structure of a model's result."""
     look_into_dataclasses(result)
     node, leaves = flatten(result, is_tensor, where="the model's output")
     if not leaves:
@@ -47,22 +42,7 @@ def describe_program(
 ) -> tuple[Call, tuple[tuple[int | Size, ...], ...]]:
     """Describes a traced program for the manifest.
 
-    Args:
-        program: The traced program. What it takes beyond the tensors of the call is state.
-        bound: The call it was traced with.
-        sizes: The dynamic sizes.
-        output: The structure of the model's result for that call.
-        spec: The spec, which has the tolerances.
-        written: The names of the input tensors that it writes.
-        cast: The dtype that the model was cast to, or None.
-
-    Returns:
-        The call, and the shapes of the state tensors that the program takes after the call's.
-
-    Raises:
-        UsageError: A tolerance names an unknown output.
-        ExportError: A size does not depend on one dimension alone, an output is a varying number, or a dtype cannot be
-            packed.
+    What it takes beyond the tensors of the call is state, whose shapes are returned beside the call.
     """
     values = {n.name: n.meta.get("val") for n in program.graph.nodes}
     returned = [s.arg for s in program.graph_signature.output_specs if s.kind is OutputKind.USER_OUTPUT]

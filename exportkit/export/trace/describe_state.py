@@ -19,21 +19,7 @@ from exportkit.package.manifest import ANY_VALUE, OutputTolerance, Size, StateTe
 def describe_state(
     buffers: Sequence[StateBuffer], methods: Sequence[TracedMethod], *, cast: torch.dtype | None, values: bool
 ) -> tuple[tuple[StateTensor, ...], dict[str, Content]]:
-    """Describes the state that methods use.
-
-    Args:
-        buffers: The state.
-        methods: The methods. An index of their state counts in `buffers`.
-        cast: The dtype that the model was cast to, or None.
-        values: Whether values are compared: those of a nondeterministic model differ.
-
-    Returns:
-        The state, and the records of what it begins with.
-
-    Raises:
-        UsageError: No method writes a buffer, or its dimension has several ranges.
-        ExportError: A package cannot hold the dtype of a buffer.
-    """
+    """Describes the state that methods use."""
     tensors: list[StateTensor] = []
     records: dict[str, Content] = {}
     tolerances = output_tolerances([(each.name, each.initial.dtype) for each in buffers], {}, cast=cast)
@@ -85,16 +71,7 @@ def _check_dimension(buffer: StateBuffer, users: Sequence[TracedMethod]) -> None
 
 
 def check_shapes(method: str, used: Mapping[int, Sequence[int | Size]], buffers: Sequence[StateBuffer]) -> None:
-    """Checks that a traced method takes state of every size of its dimension.
-
-    Args:
-        method: The method's name.
-        used: By index of the state, the shape that the program takes.
-        buffers: The state.
-
-    Raises:
-        UsageError: It takes the example's size only.
-    """
+    """Checks that a traced method takes state of every size of its dimension."""
     for index, shape in used.items():
         dimension = buffers[index].dimension
         if dimension is not None and shape[0] != Size(dimension=dimension):

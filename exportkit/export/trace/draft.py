@@ -67,12 +67,7 @@ class Draft:
 
 
 def draft_of(model: ResolvedModel, options: TraceOptions) -> Draft:
-    """Looks for every reason at once. Nothing is compiled or written.
-
-    Raises:
-        UsageError: The model is an exported program, or an option names an unknown parameter, dimension or dtype.
-        HostError: This machine does not have the device.
-    """
+    """Looks for every reason at once. Nothing is compiled or written."""
     device = usable_device(options.device)
     findings: list[DraftFinding] = []
     changes: list[SizeChange] = []

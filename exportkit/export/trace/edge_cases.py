@@ -67,15 +67,7 @@ def edge_cases(
     options: TraceOptions,
     progress: Progress,
 ) -> tuple[RecordedCase, ...]:
-    """Draws calls once more, gives them edge values, and records what eager answers to them.
-
-    Args:
-        model: The model.
-        traced: Its methods.
-        drawn: The drawn cases: edge cases have their sizes.
-        options: The seed of the cases.
-        progress: Called with a description of each step.
-    """
+    """Draws calls once more, gives them edge values, and records what eager answers to them."""
     if looping := [method.name for method in traced if _loops(method.program.graph_module)]:
         progress(f"no cases with edge values: a loop of {', '.join(looping)} may not end with them")
         return ()
@@ -117,12 +109,7 @@ class _Task:
     custom: bool
 
     def run(self, calls: Sequence[DrawnCall]) -> EagerRun:
-        """Lets eager answer calls.
-
-        Raises:
-            ExportError: The model raised, or would have ended this process.
-            UsageError: It assigned to its state what cannot be state.
-        """
+        """Lets eager answer calls."""
         if self.custom and self.model.device.type == "cpu":
             ended = in_fork(lambda: self._survived(calls), seconds=_SECONDS)
             if isinstance(ended, str):

@@ -33,10 +33,6 @@ def explain_refusal(refused: RefusedByTorchError, task: TracingTask) -> ExportEr
     """Returns the error to raise instead of an error from torch.export.
 
     Sizes are advised only if the model could be traced with them, which is tried at most twice.
-
-    Args:
-        refused: The refusal.
-        task: What was refused.
     """
     if violated_names(str(refused)):
         return sizes_error(refused, changes_that_trace(task, refused, _TRIES))
@@ -44,12 +40,7 @@ def explain_refusal(refused: RefusedByTorchError, task: TracingTask) -> ExportEr
 
 
 def sizes_error(refused: RefusedByTorchError, changes: Sequence[SizeChange]) -> ExportError:
-    """Explains that the model does not take every size that the caller declared.
-
-    Args:
-        refused: The refusal.
-        changes: The sizes with which torch.export takes the model; empty if none were found.
-    """
+    """Explains that the model does not take every size that the caller declared."""
     text = str(refused)
     names = violated_names(text)
     places = _places(refused.sizes, names)
@@ -214,13 +205,7 @@ def _places(sizes: DynamicSizes, names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def refused_by_compiler(said: str, program: torch.export.ExportedProgram, at: str) -> CompilationError:
-    """Explains that AOTInductor did not compile a program, with the lines that it may be about.
-
-    Args:
-        said: What it raised, or what is wrong with its code.
-        program: The program.
-        at: The operator that it failed at and the line of the model, or "".
-    """
+    """Explains that AOTInductor did not compile a program, with the lines that it may be about."""
     message = f"AOTInductor could not compile the program{f' at {at}' if at else ''}: {said}"
     if "CUDA error" in message:
         message += "\n    this process can use the GPU no more"

@@ -21,9 +21,6 @@ def correct_branches(program: torch.export.ExportedProgram) -> None:
     """Lets a traced program with loops and branches be run, written to a file and compiled, in place.
 
     A number that is made within a branch is no constant of it, and no result of a branch is an argument of it.
-
-    Raises:
-        ExportError: A body contains torch.vmap, whose dimension torch.export loses there.
     """
     whole = program.graph_module
     for caller, name, graph in list(_branches(whole)):

@@ -39,15 +39,6 @@ def with_inferred(task: TracingTask, shapes: Shapes, ranges: Mapping[str, tuple[
     """Returns the sizes with a name, or nothing, for each that torch is to infer.
 
     A name is that of a declared size which it follows, or is made of the axis: `x_0` of x:0.
-
-    Args:
-        task: The method.
-        shapes: The declared sizes.
-        ranges: Ranges by name, for names that are given here.
-
-    Raises:
-        UsageError: A size that must vary is 0 or 1 in the example, or an expression cannot be read.
-        ExportError: torch.export refused the model, or fixes a size that must vary.
     """
     marks = {(t, d): m for t, dims in shapes.items() for d, text in dims.items() if (m := _MARK.fullmatch(text))}
     if not marks:

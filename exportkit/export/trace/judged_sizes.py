@@ -250,11 +250,7 @@ class _DescribedRun(torch.fx.Interpreter):
     def results(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], state: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Returns the tensors of the program's result. It writes into the state.
-
-        Raises:
-            _OtherSizesError: A node's result has other sizes than described.
-        """
+        """Returns the tensors of the program's result. It writes into the state."""
         self._sizes, self._symbols = {}, {}
         given = tree_leaves((args, {**kwargs, **({STATE: tuple(state)} if state else {})}))
         return [t for t in tree_leaves(self.run(*given, enable_io_processing=False)) if isinstance(t, torch.Tensor)]

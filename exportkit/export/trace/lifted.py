@@ -33,12 +33,6 @@ def lifted(
     The model has the state within forward alone: torch.export copes with few ways of changing buffers. What the model
     assigns to one is written into the argument. A result that shares memory with what is written becomes a copy,
     because the next call would change it.
-
-    Args:
-        model: The module of a method.
-        bound: The example call.
-        buffers: The state.
-        writes: The inputs that are declared to be written.
     """
     if not buffers and not writes:
         yield
@@ -144,10 +138,8 @@ def _shares(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
 def written_tensors(program: ExportedProgram, *, traced: bool) -> tuple[list[int], list[str]]:
     """Finds what a program writes: the tensors that it takes, by their positions, and the buffers of its own.
 
-    Args:
-        program: The program.
-        traced: Whether it was traced in this process. Its fake tensors share memory then where the real ones do, and
-            it need not be decomposed, which takes as long as tracing.
+    The fake tensors of one that was `traced` in this process share memory where the real ones do, and it need not be
+    decomposed, which takes as long as tracing.
     """
     parts = graphs_of(program.graph_module)
     writing = [(part, node) for part in parts for node in part.graph.nodes if _written_by(node)]
@@ -203,9 +195,7 @@ def _written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
 def without_unused(program: ExportedProgram, count: int) -> tuple[ExportedProgram, list[int]]:
     """Returns a program that takes only the state tensors that it uses, and their positions among all.
 
-    Args:
-        program: The program.
-        count: The number of state tensors that it takes, last.
+    The last `count` tensors that it takes are state.
     """
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     names = taken(program)[-count:] if count else []

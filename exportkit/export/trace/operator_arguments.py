@@ -18,15 +18,7 @@ from exportkit.schema_text import innermost, schema_text
 
 
 def check_calls(module: torch.nn.Module, device: torch.device) -> None:
-    """Refuses a graph that gives an operator of a library a value that compiled code cannot pass.
-
-    Args:
-        module: The graph, with those within it.
-        device: The program's device.
-
-    Raises:
-        OperatorNotExportableError: It does.
-    """
+    """Refuses a graph that gives an operator of a library a value that compiled code cannot pass."""
     for part in graphs_of(module):
         for node in part.graph.nodes:
             if is_custom(node.target) and node.target._schema.name not in triton_ops_to_kernels:

@@ -84,21 +84,7 @@ def graph_operators(module: torch.fx.GraphModule) -> dict[str, OpOverload]:
 
 
 def check_model(call: Callable[[], Any], device: torch.device, progress: Progress = silent) -> Any:
-    """Runs a model once and checks each custom operator at its first call.
-
-    Args:
-        call: Calls the model with its example inputs.
-        device: The device of the model and its inputs.
-        progress: Is told which operators tracing replaces by their bodies.
-
-    Returns:
-        The model's output.
-
-    Raises:
-        OperatorNotExportableError: An operator has no fake kernel or a wrong one, or has no kernel for the device.
-        UsageError: The model assigns to its state what cannot be state.
-        ExportError: The model raised.
-    """
+    """Runs a model once and checks each custom operator at its first call."""
     try:
         with checking_operators(device) as inspector:
             answer = call()
@@ -124,15 +110,8 @@ def checking_operators(device: torch.device) -> Iterator[_Inspector]:
 def check_composites(model: torch.nn.Module, call: Callable[[torch.nn.Module], object], device: torch.device) -> None:
     """Runs a copy of a model once if it may call operators that torch takes for composites, and checks these.
 
-    Nothing may be traced before: torch would give them tensors without memory, and reading it ends the process.
-
-    Args:
-        model: The model. Its copy has the same parameters, and buffers and other state of its own.
-        call: Calls the copy with example inputs. What it raises is left to `check_model`.
-        device: The device of the model and its inputs.
-
-    Raises:
-        OperatorNotExportableError: An operator reads memory, and has no fake kernel.
+    Nothing may be traced before: torch would give them tensors without memory, and reading it ends the process. The
+    copy has the same parameters, and buffers of its own. What it raises is left to `check_model`.
     """
     seen: set[OpOverload] = set()
 
@@ -157,12 +136,7 @@ def check_composites(model: torch.nn.Module, call: Callable[[torch.nn.Module], o
 
 
 def check_operators(operators: Mapping[str, OpOverload], device: torch.device) -> None:
-    """Checks the operators of a graph without calling them.
-
-    Raises:
-        OperatorNotExportableError: An operator has no fake kernel, is implemented in Python only, or returns something
-            that compiled code cannot hold.
-    """
+    """Checks the operators of a graph without calling them."""
     for operator in operators.values():
         _check_registered(operator, device, "")
         if "SymInt" in _results(operator):

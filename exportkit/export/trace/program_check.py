@@ -36,17 +36,8 @@ def check_programs(
 ) -> None:
     """Runs the programs, uncompiled, through the recorded cases, and compares them with what eager answered.
 
-    The first case of a method has the sizes of the example inputs, the others have other sizes if sizes vary.
-
-    Args:
-        model: The model.
-        traced: The traced methods.
-        cases: The recorded cases.
-        values: Whether values are compared, or only sizes: those of a nondeterministic model differ.
-
-    Raises:
-        OperatorNotExportableError: A fake kernel is wrong at the sizes of a case.
-        ExportError: A program raised, or answered something else.
+    The first case of a method has the sizes of the example inputs, the others have other sizes if sizes vary. Without
+    `values`, only sizes are compared.
     """
     runs = {each.method.name: _Run(each, tf32=model.tf32) for each in traced}
     seen: set[str] = set()

@@ -54,19 +54,7 @@ def check_repeatable(
 ) -> None:
     """Calls a model a second time, and looks at what it answers and at what it changes.
 
-    Args:
-        model: The model, after its first call. What it filled in that call, it may keep.
-        bound: The example call.
-        call: Makes it, each time with the state that a session begins with.
-        first: The answer to the first call.
-        names: The names of the output tensors.
-        state: The names of the buffers that are declared to be state.
-        allow_nondeterministic: Whether the answers may differ. The state must not, even then.
-
-    Raises:
-        ExportError: The model writes into its inputs, buffers or parameters, or its answers differ. The message names
-            the line and what changes.
-        OperatorNotExportableError: A custom operator writes into an argument without saying so.
+    What it filled in its first call, it may keep. Even if its answers may differ, it may write into nothing.
     """
     inputs = {f"input {name}": tensor for name, tensor in zip(bound.names, bound.tensors)}
     declared = {f"buffer {name}" for name in state}
@@ -107,15 +95,7 @@ def check_repeatable(
 
 
 def check_constants(program: torch.export.ExportedProgram, call: Callable[[], Any]) -> None:
-    """Checks that a model does not write into tensors that are neither its own nor its inputs, as a closure has them.
-
-    Args:
-        program: The traced model. Its constants are the tensors that the model computes with.
-        call: Calls the model.
-
-    Raises:
-        ExportError: It writes into one. The message names the lines.
-    """
+    """Checks that a model writes into no tensors that are neither its own nor its inputs, as a closure has them."""
     constants = {name: tensor for name, tensor in program.constants.items() if isinstance(tensor, torch.Tensor)}
     lines = written_constants(program)
     if constants and not lines:
@@ -134,11 +114,7 @@ def check_constants(program: torch.export.ExportedProgram, call: Callable[[], An
 
 
 def check_random(program: torch.export.ExportedProgram) -> None:
-    """Checks that no output of a program depends on a random number.
-
-    Raises:
-        ExportError: One does. The message names the operators and the lines that call them.
-    """
+    """Checks that no output of a program depends on a random number."""
     drawing = dict.fromkeys(called_at(node) for node in _needed(program.graph_module) if _draws(node))
     if drawing:
         raise ExportError(

@@ -17,15 +17,6 @@ def named_sizes(program: torch.export.ExportedProgram, bound: BoundCall, options
     """Returns the sizes of a traced program, with the names and ranges that the options give.
 
     torch.export.save keeps no names: a program has `s77` where its author wrote `Dim("batch")`.
-
-    Args:
-        program: The program.
-        bound: Its example call.
-        options: `dynamic` names a place that varies, `ranges` narrows a range.
-
-    Raises:
-        UsageError: A place does not vary, or varies in another way or within other ends than those given.
-        ExportError: A size does not depend on one dimension alone.
     """
     shapes = [(name, tuple(value.shape)) for name, value in zip(bound.names, taken_tensors(program))]
     symbols = Symbols(shapes, DynamicSizes(), program.range_constraints)

@@ -14,13 +14,7 @@ from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask
 def sizes_that_trace(task: TracingTask, refused: RefusedByTorchError, tries: int) -> DynamicSizes | None:
     """Searches sizes near the refused ones for which the model can be traced.
 
-    Args:
-        task: The model and its example call.
-        refused: The first refusal.
-        tries: How many sizes may be tried.
-
-    Returns:
-        The sizes; None if there was nothing to try, or nothing worked.
+    None if there was nothing to try, or nothing worked.
     """
     waiting = [*_with_followers(task, refused), *proposals(str(refused), refused.sizes, task.examples, refused.log)]
     for _ in range(tries):

@@ -74,14 +74,7 @@ def export_strictly(
 ) -> tuple[torch.export.ExportedProgram, GuardLog]:
     """Calls torch.export for these dynamic sizes, and returns the conditions on sizes as well.
 
-    Args:
-        task: What it gets.
-        sizes: The dynamic sizes.
-        assumed: The conditions, in names, that may fail for declared sizes.
-
-    Raises:
-        RefusedByTorchError: torch.export refused the model, or dropped a condition on a size with a factor
-            (pytorch#141115).
+    Refuses a condition on a size with a factor, which torch drops (pytorch#141115).
     """
     program, log = call_export(torch.export.export, task, sizes, assumed=assumed)
     ties = log.ties()
@@ -100,14 +93,7 @@ def call_export(
 ) -> tuple[torch.export.ExportedProgram, GuardLog]:
     """Calls torch.export.export, or a function with the same arguments. Returns the conditions on sizes as well.
 
-    Args:
-        export: The function.
-        task: What it gets.
-        sizes: The dynamic sizes.
-        assumed: The conditions, in names, that may fail for declared sizes; None for all.
-
-    Raises:
-        RefusedByTorchError: torch refused the model.
+    `assumed` has the conditions, in names, that may fail for declared sizes; None is all of them.
     """
     return traced(task.spec.model, lambda: _called(export, task, sizes, assumed))
 

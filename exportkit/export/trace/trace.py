@@ -92,12 +92,7 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
 
 @contextmanager
 def ready_to_trace(model: EagerModel, options: TraceOptions, device: torch.device) -> Iterator[ReadyModel]:
-    """Yields what to trace, on its device and in its dtype, and its dynamic sizes.
-
-    Raises:
-        UsageError: An option names an unknown parameter, dimension, dtype or buffer.
-        OperatorNotExportableError: An operator that torch takes for a composite reads memory, and has no fake kernel.
-    """
+    """Yields what to trace, on its device and in its dtype, and its dynamic sizes."""
     spec = _declared(with_plain_shapes(model.spec), options)
     with opaque_operators(), prepared(spec, device, parse_floating(options.dtype)) as spec:
         eager = EagerMethods(spec)

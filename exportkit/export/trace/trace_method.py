@@ -71,21 +71,7 @@ class TracedTask:
 def trace_method(
     ready: ReadyModel, name: str, options: TraceOptions, device: torch.device, progress: Progress, *, values: bool
 ) -> TracedTask:
-    """Checks a method and traces it.
-
-    Args:
-        ready: The model.
-        name: The method.
-        options: How to trace it.
-        device: The model's device.
-        progress: Called with a description of each step.
-        values: Whether the answers to the same inputs must be the same.
-
-    Raises:
-        UsageError: A tolerance or a declaration names something unknown.
-        OperatorNotExportableError: A custom operator cannot be packed.
-        ExportError: torch.export refused the method, or it writes what is not declared. The message explains why.
-    """
+    """Checks a method and traces it."""
     eager = ready.eager
     task, sizes = ready.tasks[name]
     bound = task.bound
@@ -142,12 +128,8 @@ def trace_with_torch_export(
 ) -> tuple[torch.export.ExportedProgram, tuple[StateUse, ...], tuple[Sizes, ...]]:
     """Calls torch.export and explains its errors.
 
-    Returns:
-        The program, which takes the state that it uses after the tensors of the call, what of it that is, and the sizes
-        at which it was held against eager.
-
-    Raises:
-        ExportError: torch.export refused the model, or it writes what is not declared.
+    Returns the program, which takes the state that it uses after the tensors of the call, that state, and the sizes at
+    which it was held against eager.
     """
     try:
         program, tried = export_judged(task, sizes, progress=progress)
@@ -164,17 +146,7 @@ def check_writes(
 ) -> list[int]:
     """Checks that a program writes into what is declared, and into nothing else.
 
-    Args:
-        program: The program, which takes the tensors of the call and the state.
-        bound: The call.
-        spec: The spec of the method, which declares the written inputs.
-        traced: Whether the program was traced in this process.
-
-    Returns:
-        The positions of the state that it writes.
-
-    Raises:
-        ExportError: It does not.
+    Returns the positions of the state that it writes.
     """
     positions, buffers = written_tensors(program, traced=traced)
     if buffers:
