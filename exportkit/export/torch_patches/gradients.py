@@ -73,13 +73,6 @@ def traced(model: torch.nn.Module, trace: Callable[[], T]) -> T:
 
     torch.export traces above autograd, so that it never sees what a backward pass computes. Below it, a backward pass
     is operators like all others.
-
-    Args:
-        model: The model.
-        trace: Traces it.
-
-    Raises:
-        Exception: What `trace` raises.
     """
     if model not in _differentiating:
         with _refused_gradients() as refusals:

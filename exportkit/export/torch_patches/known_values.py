@@ -38,9 +38,6 @@ def known_values(model: torch.nn.Module) -> AbstractContextManager[None]:
     Such a value is computed by what the graph has so far: from the weights, or from the symbols of sizes. A value that
     follows from an input is unknown, and from state, which is an input then. Where an integer or a truth follows from
     a weight that may be swapped, the program asserts that it follows from the other one, too.
-
-    Args:
-        model: The model, before torch.export puts fake tensors in the places of its weights.
     """
     return patched("proxy_tensor.maybe_handle_decomp", _KnownValues(model).read)
 
@@ -160,11 +157,7 @@ def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _node_of(tracer: Any, tensor: torch.Tensor) -> Any:
-    """Returns the node that made a tensor, or the tensor itself if none did: the model has it, outside of its weights.
-
-    Raises:
-        UnknownValueError: It belongs to a graph around this one.
-    """
+    """Returns the node that made a tensor, or the tensor itself if the model has it outside of its weights."""
     if has_proxy_slot(tensor, tracer):
         return get_proxy_slot(tensor, tracer).proxy.node
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):

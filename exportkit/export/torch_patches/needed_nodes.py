@@ -13,9 +13,7 @@ def needed_for(
 ) -> set[torch.fx.Node]:
     """Returns the nodes that must run for these values, themselves included.
 
-    Args:
-        values: The nodes.
-        until: Which nodes are needed, and nothing that they depend on.
+    Nothing is needed that only a node of `until` depends on.
     """
     needed: set[torch.fx.Node] = set()
     waiting = list(values)

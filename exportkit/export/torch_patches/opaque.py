@@ -163,11 +163,8 @@ def without_opaque(table: Mapping[Any, Any]) -> dict[Any, Any]:
 def composite_calls(device: torch.device, call: Callable[[OpOverload, Any, Any], Any]) -> Iterator[None]:
     """Hands over the calls of the operators that torch takes for composites and that are not kept whole, in this block.
 
-    A mode does not see them: torch calls the kernel before it asks modes.
-
-    Args:
-        device: The device of the model.
-        call: Gets the operator and the arguments, and returns the answer, that of `run_composite`.
+    A mode does not see them: torch calls the kernel before it asks modes. `call` gets the operator and the arguments,
+    and returns the answer, that of `run_composite`.
     """
 
     def handing(operator: OpOverload) -> Callable[..., Any]:

@@ -30,11 +30,7 @@ class SizeArithmetic:
     """
 
     def __init__(self, tracing: AbstractContextManager[Any]) -> None:
-        """Has no numbers yet.
-
-        Args:
-            tracing: What lets the graph have the computations with symbols.
-        """
+        """Has no numbers yet."""
         self._tracing = tracing
         self._numbers: list[Any] = []
 
@@ -52,15 +48,7 @@ class SizeArithmetic:
         return number
 
     def run(self, node: torch.fx.Node, known: Mapping[torch.fx.Node, Any]) -> Any:
-        """Returns the places for what a node answers.
-
-        Args:
-            node: A call of an operator.
-            known: The places for its arguments, or numbers, by node.
-
-        Raises:
-            UnknownValueError: The answer is not known.
-        """
+        """Returns the places for what a node answers."""
         args, kwargs = tree_map_only(torch.fx.Node, known.__getitem__, (node.args, node.kwargs))
         operator: Any = node.target
         if operator is python.getitem:
