@@ -26,10 +26,8 @@ from exportkit.export.models.option_parsing import parse_places
 from exportkit.export.models.resolve import resolve
 from exportkit.export.models.resolved import EagerModel, SavedProgram
 from exportkit.export.models.source_lines import user_frame
-from exportkit.export.sizes.declared import declared
-from exportkit.export.sizes.guards import GuardLog
 from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes, merge_shapes
-from exportkit.export.sizes.size_changes import changes_between, proposals
+from exportkit.export.sizes.size_changes import changes_between
 from exportkit.export.trace import size_search
 from exportkit.export.trace.draft import TRIES, Draft, draft_of, suggested_changes, with_changes
 from exportkit.export.trace.explain import explain_refusal, raised_text
@@ -107,16 +105,6 @@ def test_a_refusal_of_sizes_names_the_line_and_the_sizes_with_which_torch_traces
     trace_with_torch_export(
         *tracing_task(spec_of(function, *inputs, shapes=merge_shapes(shapes, parse_places(options))))
     )
-
-
-def test_torchs_range_beside_the_example_leaves_the_range_of_the_example() -> None:
-    """torch suggests the sizes that a trace from another example takes."""
-    sizes = dynamic_sizes({"x": {0: "n[16:300]"}}, {"x": (128, 3)})
-    log = GuardLog(declared(sizes))
-    for torchs, ours in (("min=129, max=300", (16, 128)), ("max=100", (101, 300)), ("min=100", (100, 300))):
-        text = f"Constraints violated (n)!\nSuggested fixes:\n  n = Dim('n', {torchs})\n"
-        (proposed,) = proposals(text, sizes, {"x": (128, 3)}, log)
-        assert [(each.min, each.max) for each in proposed.dimensions] == [ours]
 
 
 def test_nothing_is_suggested_that_does_not_trace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,11 +65,6 @@ class Declared:
         rows = itertools.zip_longest(*sides)
         return [each for row in rows for each in row if each is not None]
 
-    def widest_first(self, symbol: sympy.Symbol) -> tuple[int, str]:
-        """Returns a key that sorts symbols by the width of their ranges."""
-        low, high = self.ranges[symbol.name]
-        return low - high, symbol.name
-
     def _from_two(self) -> Ranges:
         """Returns the ranges without the values at which a place has a size below 2."""
         ranges = dict(self.ranges)

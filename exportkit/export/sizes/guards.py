@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from exportkit.export.models.source_lines import user_frame, where
 from exportkit.export.sizes.declared import Declared
-from exportkit.export.sizes.tried_sizes import holds_at
 from exportkit.export.torch_patches.patched import Function, all_patched
 
 SOURCE = re.compile(r"L\[['\"](?P<name>\w+)['\"]\](?P<path>.*?)\.size\(\)\[(?P<dim>\d+)\]")
@@ -45,12 +43,13 @@ class GuardLog:
 
     Attributes:
         declared: What the caller declared of sizes.
-        assumed: The conditions, in names, that may fail for declared sizes, because eager judges them; None for all.
+        assumed: The conditions, in names, that may fail for declared sizes, because eager has judged them. None means
+            all: a trace is held against eager.
         entries: The conditions.
     """
 
     declared: Declared = field(default_factory=Declared)
-    assumed: Collection[sympy.Basic] | None = ()
+    assumed: Collection[sympy.Basic] | None = None
     entries: list[Condition] = field(default_factory=list)
 
     def hypothesis(self, guard: object, env: ShapeEnv) -> sympy.Basic | None:
@@ -103,48 +102,10 @@ class GuardLog:
             found.setdefault(where(entry.frame), []).append((not fixes, len(text), text))
         return [f"{place} needs {min(texts)[2]}" for place, texts in found.items()]
 
-    def hold_at(self, values: Mapping[str, int], *, equations: bool = False) -> bool:
-        """Returns whether every condition on these places alone holds if the places have these sizes.
-
-        With `equations`, nothing else counts: tracing also assumes that no size is 1, which torch forgives.
-        """
-        places_of = functools.cache(_places_of_symbols)
-        for entry in self.entries:
-            guard = entry.guard
-            symbols = getattr(guard, "free_symbols", None)
-            if not symbols or (equations and not isinstance(guard, sympy.Eq)):
-                continue
-            if not (equations or self._untrue(guard, entry.env)) or self.hypothesis(guard, entry.env) is not None:
-                continue
-            places = places_of(entry.env)
-            known = {symbol: values[place] for symbol in symbols if (place := places.get(symbol) or "") in values}
-            if isinstance(guard, sympy.Basic) and len(known) == len(symbols) and not holds_at(guard, known):
-                return False
-        return True
-
-    def bounded(self, name: str) -> bool:
-        """Returns whether an inequality on one name alone is untrue. torch drops those on sizes with a factor."""
-        for entry in self.entries:
-            named = self._named(entry.guard, entry.env)
-            if not isinstance(named, (sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le)):
-                continue
-            if {symbol.name for symbol in named.free_symbols} == {name} and self._untrue(entry.guard, entry.env):
-                return True
-        return False
-
-    def ties(self) -> dict[str, str]:
-        """Returns the names that must follow another, such as {"m": "2*n + 1"}. torch drops those with a factor."""
-        found: dict[str, str] = {}
-        for entry in self.entries:
-            named = self._named(entry.guard, entry.env)
-            if isinstance(named, sympy.Eq) and len(named.free_symbols) == 2 and self._of_names(named):
-                if not self._untrue(entry.guard, entry.env):
-                    continue
-                for symbol in sorted(named.free_symbols, key=self.declared.widest_first):
-                    solution = _solved(sympy.expand(named.lhs - named.rhs), symbol)
-                    if solution is not None and not set(found) & {each.name for each in named.free_symbols}:
-                        found[symbol.name] = str(solution)
-        return found
+    def refuted(self) -> list[sympy.Basic]:
+        """Returns the conditions, in names, because of which declared sizes are refused."""
+        found = [self._named(entry.guard, entry.env) for entry in self.entries if self._untrue(entry.guard, entry.env)]
+        return list(dict.fromkeys(each for each in found if each is not None and self._of_names(each)))
 
     def _of_names(self, condition: sympy.Basic) -> bool:
         """Returns whether a condition is on names, and on nothing else."""
@@ -171,15 +132,14 @@ def judged_conditions(program: torch.export.ExportedProgram) -> Sequence[sympy.B
 
 
 @contextmanager
-def guard_log(declared: Declared, *, assumed: Collection[sympy.Basic] | None = ()) -> Iterator[GuardLog]:
+def guard_log(declared: Declared) -> Iterator[GuardLog]:
     """Records which line of the model's code each guard on a size comes from, and lets torch refuse only untrue ones.
 
     torch's own record (SLoc) has the line inside of torch, which does not help the user. And torch refuses what it
-    cannot prove: a minimum, a division that rounds, a relation of two places that have one name. torch concludes
-    nothing from the conditions that eager judges, those that are `assumed` or with None all: a trace keeps the sizes
-    that it was made for.
+    cannot prove: a minimum, a division that rounds, a relation of two places that have one name. From what fails for
+    declared sizes, which eager judges, torch concludes nothing: a trace keeps the sizes that it was made for.
     """
-    log = GuardLog(declared, assumed)
+    log = GuardLog(declared)
 
     def record(log_guard: Function, env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
         log.entries.append(Condition(env, guard, user_frame(traceback.extract_stack())))
@@ -223,19 +183,6 @@ def _source_place(sources: Iterable[object]) -> str | None:
 def _place(match: re.Match[str]) -> str:
     path = "".join(f".{part}" for part in re.findall(r"\w+", match["path"]))
     return f"{match['name']}{path}:{match['dim']}"
-
-
-def _solved(difference: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None:
-    """Returns what a symbol is where a difference is 0: a multiple of the other symbol, and a number; or None."""
-    others = sorted(difference.free_symbols - {symbol}, key=str)
-    if len(others) != 1 or not difference.is_polynomial(symbol, *others):
-        return None
-    polynomial = sympy.Poly(difference, symbol, *others)
-    if polynomial.total_degree() != 1:
-        return None
-    own, factor, rest = (polynomial.coeff_monomial(each) for each in (symbol, others[0], 1))
-    scale, offset = -factor / own, -rest / own
-    return scale * others[0] + offset if scale.is_Integer and scale > 0 and offset.is_Integer else None
 
 
 def placed_relation(guard: object, env: ShapeEnv) -> str:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import functools
+import operator
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy
+import sympy
+from torch.utils._sympy.functions import FloorDiv
+
 from exportkit.errors import UsageError
-from exportkit.export.sizes.guards import GuardLog
 from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes
+from exportkit.export.sizes.tried_sizes import allowed
 from exportkit.package.manifest import Size
 
 _VIOLATED = re.compile(r"(?:Constraints violated|Specializations unexpectedly required) \(([^)]*)\)")
-_SUGGESTED = re.compile(r"^  (\w+) = (.+)$", re.MULTILINE)
-_LINEAR = re.compile(r"(?:(?P<scale>\d+)\*)?(?P<root>[A-Za-z_]\w*)(?: (?P<sign>[+-]) (?P<offset>\d+))?")
-_STEPS = 64  # the greatest factor that is looked for, and the multiples that are held against the recorded equations
-_SCANNED = 1000  # values of a range that are held against the recorded conditions, in each direction from the example's
+_STEPS = 64  # the greatest factor that is looked for
+_SCANNED = 100_000  # values of a range for which conditions are computed, in each direction from the example's
 
 Examples = Mapping[str, Sequence[int]]
 """The example inputs' sizes, by name."""
@@ -52,37 +54,21 @@ def violated_names(text: str) -> list[str]:
     return [name for match in _VIOLATED.finditer(text) for name in re.findall(r"[A-Za-z_]\w*", match[1])]
 
 
-def proposals(text: str, sizes: DynamicSizes, examples: Examples, log: GuardLog) -> list[DynamicSizes]:
-    """Returns the sizes to try instead of those that torch.export refused, the most promising first."""
-    _, _, suggestions = text.partition("Suggested fixes:")
-    suggested = {match[1]: match[2].strip() for match in _SUGGESTED.finditer(suggestions)}
-    if suggested:
-        candidates = [_Edit(sizes).apply(suggested)]
-    else:
-        names = violated_names(text)
-        candidates = [edit(names, sizes.example, log) for edit in (_Edit(sizes).in_steps, _Edit(sizes).hold)]
+def proposals(sizes: DynamicSizes, examples: Examples, conditions: Sequence[sympy.Basic]) -> list[DynamicSizes]:
+    """Returns the sizes to try instead of those that are refused for conditions in names, the most promising first."""
     found: list[DynamicSizes] = []
-    for candidate in candidates:
+    for steps in (_STEPS, 1):
+        edit = _Edit(sizes)
+        edit.tie(conditions)
+        for name in list(edit.ranges):
+            edit.narrow(name, [each for each in conditions if {s.name for s in each.free_symbols} == {name}], steps)
         try:
-            proposed = dynamic_sizes(candidate.texts(), examples)
+            proposed = dynamic_sizes(edit.texts(), examples)
         except UsageError:
             continue  # the example inputs do not have such sizes
         if proposed != sizes and proposed not in found:
             found.append(proposed)
     return found
-
-
-def untrue_names(sizes: DynamicSizes, log: GuardLog) -> list[str]:
-    """Returns the names with a factor or an offset, not all of whose values the recorded conditions allow.
-
-    torch.export itself holds other names against their conditions.
-    """
-    derived = {size.dimension for size in sizes.by_axis.values() if size.scale != 1 or size.offset}
-    return [
-        name
-        for name in sizes.example
-        if name in derived and (_Edit(sizes).untrue(name, sizes.example[name], log) or log.bounded(name))
-    ]
 
 
 def sizes_as_texts(sizes: DynamicSizes) -> dict[str, dict[int, str]]:
@@ -97,67 +83,46 @@ class _Edit:
         self.places, self.example = dict(sizes.by_axis), sizes.example
         self.ranges = {dimension.name: (dimension.min, dimension.max) for dimension in sizes.dimensions}
 
-    def apply(self, suggested: Mapping[str, str]) -> _Edit:
-        """Applies torch's suggestions, which belong together."""
-        for name, value in suggested.items():
-            if name not in self.ranges:
-                continue  # a helper such as `_h`, which another suggestion uses
-            if value.isdigit():
-                self._fix(name)
-            elif value.startswith("Dim("):
-                least, most = low, high = self.ranges[name]
-                low = int(m[1]) if (m := re.search(r"min=(\d+)", value)) else low
-                high = int(m[1]) if (m := re.search(r"max=(\d+)", value)) else high
-                # The sizes of a trace from another example, beside which the given one's lie.
-                example = self.example.get(name, low)
-                if example < low:
-                    low, high = least, low - 1
-                elif example > high:
-                    low, high = high + 1, most
-                self.ranges[name] = (low, high)
-            elif match := _LINEAR.fullmatch(value):
-                offset = int(match["offset"] or 0) * (-1 if match["sign"] == "-" else 1)
-                self._substitute(name, match["root"], int(match["scale"] or 1), offset)
-        return self
+    def tie(self, conditions: Sequence[sympy.Basic]) -> None:
+        """Lets a name follow another where an equation says so: that with the wider range, or else the later one."""
+        for condition in conditions:
+            names, order = condition.free_symbols, list(self.ranges)
+            if isinstance(condition, sympy.Eq) and len(names) == 2 and all(s.name in order for s in names):
+                widths = {name: high - low for name, (low, high) in self.ranges.items()}
+                # Where it divides, only whole quotients are wanted.
+                difference = (condition.lhs - condition.rhs).replace(FloorDiv, operator.truediv)
+                for symbol in sorted(names, key=lambda s: (widths[s.name], order.index(s.name)), reverse=True):
+                    if (solution := _solved(sympy.expand(difference), symbol)) is not None:
+                        self._substitute(symbol.name, *solution)
+                        break
 
-    def hold(self, names: Sequence[str], example: Mapping[str, int], log: GuardLog) -> _Edit:
-        """Bounds each name to the values around the example's for which every recorded condition holds."""
-        for name in names:
-            if name not in self.ranges:
-                continue
-            holds = functools.partial(self._holds, name, log=log)
-            low, high = self.ranges[name]
-            self.ranges[name] = (
-                _last(range(example[name], max(low, example[name] - _SCANNED) - 1, -1), holds, low),
-                _last(range(example[name], min(high, example[name] + _SCANNED) + 1), holds, high),
-            )
-        return self
+    def narrow(self, name: str, conditions: Sequence[sympy.Basic], steps: int) -> None:
+        """Keeps the values of a name around the example's for which conditions on it hold.
 
-    def in_steps(self, names: Sequence[str], example: Mapping[str, int], log: GuardLog) -> _Edit:
-        """Keeps of each name only every n-th value, with the least n for which every recorded equation holds."""
-        for name in names:
-            if name not in self.ranges:
-                continue
-            low, high = self.ranges[name]
-            for step in range(1, _STEPS + 1):
-                least = low + (example[name] - low) % step
-                values = range(least, high + 1, step)[:_STEPS]
-                if len(values) > 1 and all(self._holds(name, value, log=log, equations=True) for value in values):
-                    if step > 1:
-                        self._substitute(name, name, step, least % step)
-                    break
-        return self
-
-    def untrue(self, name: str, example: int, log: GuardLog) -> bool:
-        """Returns whether a recorded equation does not hold at an end of a name's range or beside the example."""
-        low, high = self.ranges[name]
-        values = {low, high, *(value for value in (example - 1, example + 1) if low <= value <= high)}
-        return not all(self._holds(name, value, log=log, equations=True) for value in values)
-
-    def _holds(self, name: str, value: int, *, log: GuardLog, equations: bool = False) -> bool:
-        places = {f"{t}:{d}": size for (t, d), size in self.places.items() if size.dimension == name}
-        sizes = {place: size.at({name: value}) for place, size in places.items()}
-        return log.hold_at(sizes, equations=equations)
+        Where an equation holds for every n-th value, those are kept, with the least n up to `steps`.
+        """
+        if not conditions:
+            return
+        (low, high), example = self.ranges[name], self.example[name]
+        first = max(low, example - _SCANNED)
+        values = numpy.arange(first, min(high, example + _SCANNED) + 1)
+        # Tracing takes every size to be at least 2: what fails below is no matter of these conditions.
+        least = max(-((size.offset - 2) // size.scale) for size in self.places.values() if size.dimension == name)
+        equal, fits = (
+            allowed(each, values) | (values < least)
+            for each in ([c for c in conditions if isinstance(c, sympy.Eq)], conditions)
+        )
+        step = next((n for n in range(1, steps + 1) if _holds_in_steps(equal, example - first, n)), 1)
+        start = (example - first) % step
+        at, fails = (example - first) // step, numpy.flatnonzero(~fits[start::step])
+        before, after = fails[fails < at], fails[fails > at]
+        low = first + start + step * (int(before[-1]) + 1) if len(before) else low
+        high = first + start + step * (int(after[0]) - 1) if len(after) else high
+        self.ranges[name] = (low, high)
+        if low == high:
+            self.places = {place: size for place, size in self.places.items() if size.dimension != name}
+        elif step > 1:
+            self._substitute(name, name, step, example % step)
 
     def texts(self) -> dict[str, dict[int, str]]:
         """Returns the sizes as in ExportSpec.dynamic_shapes."""
@@ -166,9 +131,6 @@ class _Edit:
             low, high = self.ranges[size.dimension]
             shapes.setdefault(tensor, {})[dim] = f"{size}[{low}:{high}]"
         return shapes
-
-    def _fix(self, name: str) -> None:
-        self.places = {place: size for place, size in self.places.items() if size.dimension != name}
 
     def _substitute(self, name: str, root: str, scale: int, offset: int) -> None:
         """Replaces `name` by scale * root + offset. A root that nobody named, such as torch's `_h`, takes the name."""
@@ -184,12 +146,22 @@ class _Edit:
         self.ranges[root] = (max(low, known[0], 1 if offset <= 0 else 0), min(high, known[1]))
 
 
-def _last(values: range, holds: Callable[[int], bool], end: int) -> int:
-    """Returns the last value before the first that fails; `end` if none of them fails."""
-    for value in values:
-        if not holds(value):
-            return value - values.step
-    return end
+def _holds_in_steps(holds: numpy.ndarray, at: int, step: int) -> bool:
+    values = holds[at % step :: step]
+    return len(values) > 1 and bool(values.all())
+
+
+def _solved(difference: sympy.Expr, symbol: sympy.Symbol) -> tuple[str, int, int] | None:
+    """Returns another name, a factor and an offset that make a symbol where a difference is 0; None without such."""
+    others = difference.free_symbols - {symbol}
+    if len(others) != 1 or not difference.is_polynomial(symbol, *others):
+        return None
+    (other,) = others
+    polynomial = sympy.Poly(difference, symbol, other)
+    if polynomial.total_degree() != 1 or not (own := polynomial.coeff_monomial(symbol)):
+        return None
+    scale, offset = -polynomial.coeff_monomial(other) / own, -polynomial.coeff_monomial(1) / own
+    return (other.name, int(scale), int(offset)) if scale.is_Integer and scale > 0 and offset.is_Integer else None
 
 
 def changes_between(before: DynamicSizes, after: DynamicSizes, examples: Examples) -> tuple[SizeChange, ...]:

@@ -6,11 +6,12 @@ are drawn.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy
@@ -47,6 +48,15 @@ def holds_at(condition: sympy.Basic, values: Mapping[sympy.Symbol, int]) -> bool
         )
     except ZeroDivisionError:  # a condition on a size that is 0 there
         return False
+
+
+def allowed(conditions: Iterable[sympy.Basic], values: numpy.ndarray) -> numpy.ndarray:
+    """Returns at which values of the one symbol in conditions all of them hold, as truths; those not computable do."""
+    found = numpy.ones(len(values), dtype=bool)
+    for condition in conditions:
+        with contextlib.suppress(_NotComputableError):
+            found &= numpy.asarray(_evaluate(condition, dict.fromkeys(condition.free_symbols, values)), dtype=bool)
+    return found
 
 
 def counterexamples(condition: sympy.Basic, ranges: Ranges) -> list[dict[sympy.Symbol, int]]:

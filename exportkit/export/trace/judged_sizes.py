@@ -27,7 +27,7 @@ from exportkit.export.sizes.shapes import DynamicSizes, linear_in_one
 from exportkit.export.sizes.tried_sizes import holds_at
 from exportkit.export.trace.hop_subgraphs import correct_branches
 from exportkit.export.trace.repeatable import agree
-from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask, call_export, export_strictly
+from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask, call_export
 from exportkit.package.structure import plain
 from exportkit.progress import Progress, silent
 from exportkit.sizes import label_of
@@ -90,6 +90,7 @@ class _Judge:
         progress: Called with a description of each step.
         tried: The sizes at which all programs are tried.
         illegal: Whether eager refuses declared sizes.
+        _log: The conditions of the first trace.
         _failing: Which conditions of the first trace fail at each size, and whether its program was right there.
     """
 
@@ -98,6 +99,7 @@ class _Judge:
     progress: Progress
     tried: list[Sizes] = field(default_factory=list)
     illegal: bool = False
+    _log: GuardLog | None = None
     _failing: list[tuple[Sequence[sympy.Basic], bool]] = field(default_factory=list)
     _answers: dict[str, list[torch.Tensor] | None] = field(default_factory=dict)
     _said: list[str] = field(default_factory=list)
@@ -108,7 +110,8 @@ class _Judge:
         if example != sizes.example:
             self.progress(f"tracing from {label_of(example)}")
             task, sizes = replace(task, bound=self._drawn(example)), replace(sizes, example=example)
-        program, log = call_export(torch.export.export, task, sizes, assumed=None)
+        program, log = call_export(torch.export.export, task, sizes)
+        self._log = self._log or log
         correct_branches(program)
         log.drop_untrue(program)
         return program, log
@@ -138,18 +141,14 @@ class _Judge:
         return all(size.at(values) >= 2 for size in self.sizes.by_axis.values())
 
     def refusal(self) -> RefusedByTorchError:
-        """Returns why no program does: as torch.export says it, where it may take for granted what fails nowhere."""
+        """Returns why no program does, in conditions of the first trace: without those that fail where it is right."""
         harmless = {each for failing, right in self._failing if right for each in failing}
         for failing, right in self._failing:
             if not right and harmless.issuperset(failing):
                 harmless.difference_update(failing)  # together they are not
-        try:
-            _, log = export_strictly(self.task, self.sizes, harmless)
-        except RefusedByTorchError as refused:
-            refused.tried = tuple(self._said)
-            return refused
-        blamed = {each for failing, _ in self._failing for each in failing} - harmless
-        names = sorted({symbol.name for each in blamed for symbol in each.free_symbols} or self.sizes.example)
+        assert self._log is not None
+        log = replace(self._log, assumed=harmless)
+        names = sorted({symbol.name for each in log.refuted() for symbol in each.free_symbols} or self.sizes.example)
         error = ValueError(f"Constraints violated ({', '.join(names)})!")
         return RefusedByTorchError(error, self.sizes, log, tuple(self._said))
 

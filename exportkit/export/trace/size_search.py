@@ -16,7 +16,7 @@ def sizes_that_trace(task: TracingTask, refused: RefusedByTorchError, tries: int
 
     None if there was nothing to try, or nothing worked.
     """
-    waiting = [*_with_followers(task, refused), *proposals(str(refused), refused.sizes, task.examples, refused.log)]
+    waiting = [*_with_followers(task, refused), *proposals(refused.sizes, task.examples, refused.log.refuted())]
     for _ in range(tries):
         if not waiting:
             break
@@ -25,7 +25,7 @@ def sizes_that_trace(task: TracingTask, refused: RefusedByTorchError, tries: int
             export_judged(task, sizes, traces=1)
             return sizes
         except RefusedByTorchError as again:
-            waiting = proposals(str(again), sizes, task.examples, again.log) + waiting
+            waiting = proposals(sizes, task.examples, again.log.refuted()) + waiting
     return None
 
 

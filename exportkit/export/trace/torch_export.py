@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
@@ -19,7 +18,7 @@ from exportkit.export.record.state_buffers import StateBuffer
 from exportkit.export.sizes.declared import declared
 from exportkit.export.sizes.guards import GuardLog, guard_log
 from exportkit.export.sizes.shapes import DynamicSizes, torch_dimensions, torch_shape
-from exportkit.export.sizes.size_changes import Examples, untrue_names
+from exportkit.export.sizes.size_changes import Examples
 from exportkit.export.torch_patches.control_flow import traceable_control_flow
 from exportkit.export.torch_patches.gradients import gradients_of, traced
 from exportkit.export.torch_patches.known_values import known_values
@@ -69,37 +68,19 @@ class RefusedByTorchError(Exception):
         self.error, self.sizes, self.log, self.tried = error, sizes, log, tried
 
 
-def export_strictly(
-    task: TracingTask, sizes: DynamicSizes, assumed: Collection[sympy.Basic]
-) -> tuple[torch.export.ExportedProgram, GuardLog]:
-    """Calls torch.export for these dynamic sizes, and returns the conditions on sizes as well.
-
-    Refuses a condition on a size with a factor, which torch drops (pytorch#141115).
-    """
-    program, log = call_export(torch.export.export, task, sizes, assumed=assumed)
-    ties = log.ties()
-    if names := [*ties, *(name for name in untrue_names(sizes, log) if name not in ties)]:
-        fixes = "\nSuggested fixes:" * bool(ties) + "".join(f"\n  {name} = {size}" for name, size in ties.items())
-        raise RefusedByTorchError(ValueError(f"Constraints violated ({', '.join(names)})!{fixes}"), sizes, log)
-    return program, log
-
-
 def call_export(
-    export: Callable[..., torch.export.ExportedProgram],
-    task: TracingTask,
-    sizes: DynamicSizes,
-    *,
-    assumed: Collection[sympy.Basic] | None = (),
+    export: Callable[..., torch.export.ExportedProgram], task: TracingTask, sizes: DynamicSizes
 ) -> tuple[torch.export.ExportedProgram, GuardLog]:
     """Calls torch.export.export, or a function with the same arguments. Returns the conditions on sizes as well.
 
-    `assumed` has the conditions, in names, that may fail for declared sizes; None is all of them.
+    Raises:
+        RefusedByTorchError: torch refused the model.
     """
-    return traced(task.spec.model, lambda: _called(export, task, sizes, assumed))
+    return traced(task.spec.model, lambda: _called(export, task, sizes))
 
 
 def _called(
-    export: Callable[..., Any], task: TracingTask, sizes: DynamicSizes, assumed: Collection[sympy.Basic] | None
+    export: Callable[..., Any], task: TracingTask, sizes: DynamicSizes
 ) -> tuple[torch.export.ExportedProgram, GuardLog]:
     dims = torch_dimensions(sizes, (buffer.dimension for buffer in task.state))
     bound, model = task.bound, task.spec.model
@@ -111,7 +92,7 @@ def _called(
     )
     lengths = {f"{STATE}.{i}:0": b.dimension for i, b in enumerate(task.state) if b.dimension in dims}
     with (
-        guard_log(declared(sizes, lengths), assumed=assumed) as log,
+        guard_log(declared(sizes, lengths)) as log,
         lifted(model, bound, task.state, task.spec.writes),
         plain_tuples(model, bound.args, given) as (args, kwargs),
     ):
