@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,92 +65,72 @@ def plain_shapes(spec: ExportSpec) -> Shapes:
                 hint="Give an entry for each, or a dict by their names. None fixes every size.",
             )
         shapes = dict(zip(given, shapes))
-    found = _Found()
+    places: dict[str, dict[int, Any]] = {}
     for name, shape in spread(spec.model, shapes).items():
-        if name in arguments:
-            found.read(arguments[name], shape, name)
-        elif name in names or not isinstance(shape, Mapping):
-            found.read_tensor(None, shape, name)
-        else:
-            found.places[name] = dict(shape)  # a name that no tensor has, which is refused with those that there are
-    return found.texts()
+        if name not in arguments and name not in names and isinstance(shape, Mapping):
+            places[name] = dict(shape)  # a name that no tensor has, which is refused with those that there are
+            continue
+        for path, dim, entry in _entries(arguments.get(name), shape, name):
+            places.setdefault(path, {})[dim] = entry
+    return _texts(places)
 
 
-@dataclass
-class _Found:
-    """The entries that were found, by tensor and dimension."""
+def _entries(value: Any, shape: Any, path: str) -> Iterator[tuple[str, int, Any]]:
+    """Yields the tensor, the dimension and what is given there, of an argument, of a part of one, or of a named tensor.
 
-    places: dict[str, dict[int, Any]] = field(default_factory=dict)
-
-    def read(self, value: Any, shape: Any, path: str) -> None:
-        """Reads the entries of an argument or of a part of one."""
-        if shape is None or (type(shape) is int and shape == value):
-            return
-        if is_tensor(value):
-            self.read_tensor(value.ndim, shape, path)
-            return
-        for name, part, entry in self._parts(value, shape, path):
-            self.read(part, entry, f"{path}.{name}")
-
-    def read_tensor(self, rank: int | None, shape: Any, path: str) -> None:
-        """Reads the entries of one tensor."""
+    Such a tensor is not at hand: its value is None.
+    """
+    if shape is None or (type(shape) is int and shape == value):
+        return
+    if value is None or is_tensor(value):
+        rank = None if value is None else value.ndim
         if isinstance(shape, (tuple, list)) and rank in (None, len(shape)):
             shape = dict(enumerate(shape))
         if not isinstance(shape, Mapping) or not all(isinstance(dim, int) for dim in shape):
             sizes = "" if rank is None else f", a tensor of {rank} dimensions,"
             raise UsageError(f"dynamic_shapes gives {path}{sizes} {_short(shape)}", hint=_FORM)
-        for dim, entry in shape.items():
-            if entry is not None:
-                self.places.setdefault(path, {})[dim] = entry
+        yield from ((path, dim, entry) for dim, entry in shape.items() if entry is not None)
+        return
+    parts = _parts(value)
+    if isinstance(shape, (tuple, list)) and len(shape) == len(parts):
+        shape = dict(zip(parts, shape))
+    if not isinstance(shape, Mapping) or not all(name in parts for name in shape):
+        raise UsageError(
+            f"dynamic_shapes gives {path} {_short(shape)}; it holds {', '.join(parts) or 'no tensor'}",
+            hint=f"Give it the same structure as the argument, or name its tensors: {path}.{next(iter(parts), 0)}.",
+        )
+    for name, entry in shape.items():
+        yield from _entries(parts[name], entry, f"{path}.{name}")
 
-    def _parts(self, value: Any, shape: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-        """Yields the name, the value and the entry of each part of a container."""
-        if fields := fields_of(value):
-            parts = dict(zip(fields, parts_of(value)))
-        elif isinstance(value, Mapping):
-            parts = dict(value)
-        elif isinstance(value, (tuple, list)):
-            parts = {str(i): part for i, part in enumerate(value)}
-        else:
-            raise UsageError(
-                f"dynamic_shapes gives {path}, which is no tensor, {_short(shape)}",
-                hint="A number is fixed at its value in the example. Pass it as a tensor if it varies.",
-            )
-        if isinstance(shape, (tuple, list)) and len(shape) == len(parts):
-            shape = dict(zip(parts, shape))
-        if isinstance(shape, Mapping) and (unknown := [str(name) for name in shape if str(name) not in parts]):
-            close = difflib.get_close_matches(unknown[0], parts, 1)
-            raise UsageError(
-                f"dynamic_shapes gives {path}.{unknown[0]}; {path} holds {', '.join(parts) or 'nothing'}",
-                hint=f"Did you mean {path}.{close[0]}?" if close else f"A size of it is {path}.{next(iter(parts), 0)}.",
-            )
-        if not isinstance(shape, Mapping) or not all(name in parts for name in shape):
-            raise UsageError(
-                f"dynamic_shapes gives {path} {_short(shape)}; it holds {', '.join(parts) or 'nothing'}",
-                hint=f"Give it the same structure as the argument, or name its tensors: {path}.{next(iter(parts), 0)}.",
-            )
-        for name, entry in shape.items():
-            yield str(name), parts[name], entry
 
-    def texts(self) -> dict[str, dict[int, str]]:
-        """Returns the entries as expressions."""
-        lows: dict[str, int] = {}
-        highs: dict[str, int] = {}
-        dims = [entry for entries in self.places.values() for entry in entries.values() if _is_dim(entry)]
-        for entry in dims:
-            root, scale, offset = _parts_of_dim(entry)
-            # A Dim without ends begins at 0 and has none above. Code for empty tensors does not exist.
-            least = root.min if root.min > 0 else -((offset - 1) // scale)
-            lows[root.__name__] = max(lows.get(root.__name__, 0), int(least))
-            has_end = isinstance(root.max, int) or getattr(root.max, "is_Integer", False)
-            most = int(root.max) if has_end else (MAX_SIZE - offset) // scale
-            highs[root.__name__] = min(highs.get(root.__name__, MAX_SIZE), most)
-        texts: dict[str, dict[int, str]] = {}
-        for path, entries in self.places.items():
-            for dim, entry in entries.items():
-                if (text := _text(f"{path}:{dim}", entry, lows, highs)) is not None:
-                    texts.setdefault(path, {})[dim] = text
-        return texts
+def _parts(value: Any) -> dict[str, Any]:
+    """Returns the parts of a container by name; none of anything else."""
+    if fields := fields_of(value):
+        return dict(zip(fields, parts_of(value)))
+    if isinstance(value, Mapping):
+        return dict(value)
+    return {str(i): part for i, part in enumerate(value)} if isinstance(value, (tuple, list)) else {}
+
+
+def _texts(places: Mapping[str, Mapping[int, Any]]) -> dict[str, dict[int, str]]:
+    """Returns what is given at each place as an expression."""
+    lows: dict[str, int] = {}
+    highs: dict[str, int] = {}
+    dims = [entry for entries in places.values() for entry in entries.values() if _is_dim(entry)]
+    for entry in dims:
+        root, scale, offset = _parts_of_dim(entry)
+        # A Dim without ends begins at 0 and has none above. Code for empty tensors does not exist.
+        least = root.min if root.min > 0 else -((offset - 1) // scale)
+        lows[root.__name__] = max(lows.get(root.__name__, 0), int(least))
+        has_end = isinstance(root.max, int) or getattr(root.max, "is_Integer", False)
+        most = int(root.max) if has_end else (MAX_SIZE - offset) // scale
+        highs[root.__name__] = min(highs.get(root.__name__, MAX_SIZE), most)
+    texts: dict[str, dict[int, str]] = {}
+    for path, entries in places.items():
+        for dim, entry in entries.items():
+            if (text := _text(f"{path}:{dim}", entry, lows, highs)) is not None:
+                texts.setdefault(path, {})[dim] = text
+    return texts
 
 
 def _text(place: str, entry: Any, lows: Mapping[str, int], highs: Mapping[str, int]) -> str | None:
