@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes
 from exportkit.export.sizes.tried_sizes import allowed
 from exportkit.package.manifest import Size
 
-_VIOLATED = re.compile(r"(?:Constraints violated|Specializations unexpectedly required) \(([^)]*)\)")
 _STEPS = 64  # the greatest factor that is looked for
 _SCANNED = 100_000  # values of a range for which conditions are computed, in each direction from the example's
 
@@ -47,11 +45,6 @@ class SizeChange:
     def option(self) -> str:
         """The change as an option of the command line, quoted for a shell."""
         return f"--dynamic {shlex.quote(f'{self.place}={self.after}')}"
-
-
-def violated_names(text: str) -> list[str]:
-    """Returns the names in torch's error about sizes; empty for any other error."""
-    return [name for match in _VIOLATED.finditer(text) for name in re.findall(r"[A-Za-z_]\w*", match[1])]
 
 
 def proposals(sizes: DynamicSizes, examples: Examples, conditions: Sequence[sympy.Basic]) -> list[DynamicSizes]:

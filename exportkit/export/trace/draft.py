@@ -22,12 +22,11 @@ from exportkit.export.models.placement import usable_device
 from exportkit.export.models.resolved import EagerModel, ResolvedModel
 from exportkit.export.models.source_lines import user_frame, where
 from exportkit.export.sizes.shapes import DynamicSizes
-from exportkit.export.sizes.size_changes import SizeChange, violated_names
+from exportkit.export.sizes.size_changes import SizeChange
 from exportkit.export.torch_patches.operator_bodies import BodyError
-from exportkit.export.trace.explain import advice, explain_refusal, needs_value, sizes_error
+from exportkit.export.trace.explain import advice, explain_refusal, explained_with_changes, needs_value
 from exportkit.export.trace.judged_sizes import export_judged
 from exportkit.export.trace.preflight import check_operators, graph_operators
-from exportkit.export.trace.size_search import changes_that_trace
 from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask, call_export
 from exportkit.export.trace.trace import ready_to_trace, trace
 from exportkit.export.trace.trace_method import check_writes
@@ -108,11 +107,8 @@ def _draft_of_method(task: TracingTask, sizes: DynamicSizes, device: torch.devic
     try:
         check_writes(export_judged(task, sizes)[0], task.bound, task.spec)
     except RefusedByTorchError as refused:
-        if not violated_names(str(refused)):
-            return Draft((_other(explain_refusal(refused, task)),))
-        changes = changes_that_trace(task, refused, TRIES)
-        error = sizes_error(refused, changes)
-        return Draft((DraftFinding("size", error.message, error.hint),), changes)
+        error, changes = explained_with_changes(refused, task, TRIES)
+        return Draft((DraftFinding("size" if refused.names else "other", error.message, error.hint),), changes)
     except ExportError as error:
         return Draft((_other(error),))
     return Draft(())
@@ -139,12 +135,9 @@ def _suggested(task: TracingTask, sizes: DynamicSizes, allow_narrowing: bool) ->
     try:
         export_judged(task, sizes)
     except RefusedByTorchError as refused:
-        if not violated_names(str(refused)):
-            raise explain_refusal(refused, task) from refused.error
-        changes = changes_that_trace(task, refused, TRIES)
+        error, changes = explained_with_changes(refused, task, TRIES)
         if changes and (allow_narrowing or not any(change.narrows for change in changes)):
             return changes
-        error = sizes_error(refused, changes)
         if changes:
             narrower = f"The sizes that work are narrower than those asked for: {advice(changes)}."
             error = ExportError(error.message, hint=f"{narrower} --allow-narrowing takes them.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import sympy
@@ -16,8 +16,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from exportkit.errors import CompilationError, ExportError, OperatorNotExportableError
 from exportkit.export.models.source_lines import where_raised
 from exportkit.export.sizes.guards import with_places
-from exportkit.export.sizes.shapes import DynamicSizes
-from exportkit.export.sizes.size_changes import SizeChange, violated_names
+from exportkit.export.sizes.size_changes import SizeChange
 from exportkit.export.torch_patches.control_flow import ControlFlowError
 from exportkit.export.torch_patches.operator_bodies import BodyError
 from exportkit.export.trace.hop_subgraphs import flow_nodes
@@ -34,30 +33,33 @@ def explain_refusal(refused: RefusedByTorchError, task: TracingTask) -> ExportEr
 
     Sizes are advised only if the model could be traced with them, which is tried at most twice.
     """
-    if violated_names(str(refused)):
-        return sizes_error(refused, changes_that_trace(task, refused, _TRIES))
-    return _explained(refused.error, task.spec.model)
+    return explained_with_changes(refused, task, _TRIES)[0]
 
 
-def sizes_error(refused: RefusedByTorchError, changes: Sequence[SizeChange]) -> ExportError:
-    """Explains that the model does not take every size that the caller declared."""
-    text = str(refused)
-    names = violated_names(text)
-    places = _places(refused.sizes, names)
-    lines = refused.log.lines(place for name in names for place in places[name])
-    reasons = lines or [with_places(line) for line in re.findall(r"^  - (.*)$", text, re.MULTILINE)]
-    about = ", ".join(f"`{name}` ({', '.join(places[name])})" for name in names if places[name]) or "a size"
+def explained_with_changes(
+    refused: RefusedByTorchError, task: TracingTask, tries: int
+) -> tuple[ExportError, tuple[SizeChange, ...]]:
+    """Returns the error, and where sizes are the reason, those with which torch.export takes the model."""
+    if not refused.names:
+        return _explained(refused.error, task.spec.model), ()
+    changes = changes_that_trace(task, refused, tries)
+    places = {
+        name: [f"{tensor}:{dim}" for (tensor, dim), size in refused.sizes.by_axis.items() if size.dimension == name]
+        for name in refused.names
+    }
+    lines = refused.log.lines(place for name in refused.names for place in places[name])
+    reasons = lines or [with_places(line) for line in re.findall(r"^  - (.*)$", str(refused), re.MULTILINE)]
+    about = ", ".join(f"`{name}` ({', '.join(of)})" for name, of in places.items() if of) or "a size"
     message = f"the model does not take every size that {about} was declared to have:" + "".join(
         f"\n    {reason}" for reason in dict.fromkeys((*reasons, *refused.tried[:_SHOWN]))
     )
-    if not changes:
-        return ExportError(
-            message,
-            hint="Change that line (n // 2 for int(n / 2), x.shape[0] for len(x), no Python loop over rows), declare a "
-            "range in which the condition holds, or give example inputs of other sizes. No sizes that exportkit tried "
-            "work.",
-        )
-    return ExportError(message, hint=f"Write {advice(changes)}. The model traces with it.")
+    hint = (
+        "Change that line (n // 2 for int(n / 2), x.shape[0] for len(x), no Python loop over rows), declare a range in "
+        "which the condition holds, or give example inputs of other sizes. No sizes that exportkit tried work."
+    )
+    if changes:
+        hint = f"Write {advice(changes)}. The model traces with it."
+    return ExportError(message, hint=hint), changes
 
 
 def advice(changes: Sequence[SizeChange]) -> str:
@@ -194,14 +196,6 @@ _KNOWN = (
         _UNSCRIPTED,
     ),
 )
-
-
-def _places(sizes: DynamicSizes, names: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the places of each name: {"gh": ["image:2"]}."""
-    return {
-        name: [f"{tensor}:{dim}" for (tensor, dim), size in sizes.by_axis.items() if size.dimension == name]
-        for name in names
-    }
 
 
 def refused_by_compiler(said: str, program: torch.export.ExportedProgram, at: str) -> CompilationError:

@@ -18,7 +18,7 @@ from exportkit.export.sizes.shapes import (
     merge_shapes,
     with_ranges,
 )
-from exportkit.export.sizes.size_changes import sizes_as_texts, violated_names
+from exportkit.export.sizes.size_changes import sizes_as_texts
 from exportkit.export.sizes.torch_sizes import INFERRED, VARYING
 from exportkit.export.trace.describe_program import taken_tensors
 from exportkit.export.trace.explain import explain_refusal
@@ -74,8 +74,7 @@ def _narrowed(task: TracingTask, shapes: Shapes, declared: set[str]) -> Shapes:
     try:
         export_judged(task, sizes)
     except RefusedByTorchError as refused:
-        free = [name for name in violated_names(str(refused)) if name not in declared]
-        found = sizes_that_trace(task, refused, _TRIES) if free else None
+        found = sizes_that_trace(task, refused, _TRIES) if set(refused.names) - declared else None
         if found and all(d in found.dimensions for d in sizes.dimensions if d.name in declared):
             return sizes_as_texts(found)
     return shapes

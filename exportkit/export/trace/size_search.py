@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes, expression_of
-from exportkit.export.sizes.size_changes import SizeChange, changes_between, proposals, sizes_as_texts, violated_names
+from exportkit.export.sizes.size_changes import SizeChange, changes_between, proposals, sizes_as_texts
 from exportkit.export.trace.describe_program import taken_tensors
 from exportkit.export.trace.judged_sizes import export_judged
 from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask, call_export
@@ -41,7 +41,7 @@ def _with_followers(task: TracingTask, refused: RefusedByTorchError) -> list[Dyn
     Sizes that are equal in the example by chance are left alone.
     """
     named = refused.sizes.by_axis
-    wrong = {axis for axis, size in named.items() if size.dimension in violated_names(str(refused))}
+    wrong = {axis for axis, size in named.items() if size.dimension in refused.names}
     alike = {task.examples[tensor][dim] for tensor, dim in wrong}
     axes = [(tensor, dim) for tensor, shape in task.examples.items() for dim in range(len(shape))]
     unnamed = [(t, dim) for t, dim in axes if (t, dim) not in named and task.examples[t][dim] in alike]

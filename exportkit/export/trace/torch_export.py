@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,11 +62,14 @@ class RefusedByTorchError(Exception):
         sizes: The dynamic sizes of that call.
         log: What that call concluded about sizes.
         tried: What programs answered at sizes that were tried.
+        names: The names of the sizes that were refused; none if sizes are not the reason.
     """
 
     def __init__(self, error: Exception, sizes: DynamicSizes, log: GuardLog, tried: tuple[str, ...] = ()) -> None:
         super().__init__(str(error))
         self.error, self.sizes, self.log, self.tried = error, sizes, log, tried
+        violated = re.findall(r"(?:Constraints violated|unexpectedly required) \(([^)]*)\)", str(error))
+        self.names = [name for each in violated for name in re.findall(r"[A-Za-z_]\w*", each)]
 
 
 def call_export(
