@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from exportkit.libraries import TORCH_NAMESPACES, LoadedLibrary, loaded_libraries
+from exportkit.libraries import TORCH_NAMESPACES, loaded_libraries
 
 _OPERATOR = r"(?P<namespace>\w+)::(?P<name>\w+)"
 # What torch says where a fake, a kernel or a gradient is added, where torch.ops is asked, and where a program is read.
@@ -30,16 +30,14 @@ def missing_operator(text: str) -> str | None:
 
 def advice(operator: str) -> str:
     """Says how to give the library of an operator, `namespace::name`, and what was loaded instead."""
-    loaded = "; ".join(map(_brings, loaded_libraries()))
+    loaded = "; ".join(
+        f"{library.path.name} with {', '.join(f'{each}::*' for each in sorted(library.namespaces)) or 'kernels only'}"
+        for library in loaded_libraries()
+    )
     return (
         f"No loaded library defines {operator}{loaded and f' (loaded: {loaded})'}. Give the library that does, or the "
         "Python module that loads it: --op-library PATH|MODULE"
     )
-
-
-def _brings(library: LoadedLibrary) -> str:
-    namespaces = ", ".join(f"{each}::*" for each in sorted(library.namespaces))
-    return f"{library.path.name} with {namespaces or 'kernels only'}"
 
 
 # What torch says where a fake kernel is given to an operator that it takes for a composite.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,7 +76,8 @@ def check_repeatable(
     if allow_nondeterministic:
         return
     number = changed_number(*trails)
-    listed = zip(names, *map(_tensors, answers))
+    tensors = ([leaf for leaf in tree_leaves(answer) if isinstance(leaf, torch.Tensor)] for answer in answers)
+    listed = zip(names, *tensors)
     differing = [name for name, one, *others in listed if not all(agree(one, other) for other in others)]
     if differing or number:
         # What a call writes may be what the call before wrote, as the tail of the same input.
@@ -88,7 +89,7 @@ def check_repeatable(
         reason = reason or "what the first call left behind is read"
         raise ExportError(
             "the model does not repeat itself when it is called again with the same inputs"
-            + (f": {_listed(differing)} differs" if differing else "")
+            + (f": output {', '.join(differing[:5])}{' ...' * (len(differing) > 5)} differs" if differing else "")
             + f"\n    {reason}",
             hint=f"{advice}{_OR_KEEP if reason.endswith(DIFFERS) else '.'} {ALLOW}",
         )
@@ -183,19 +184,11 @@ def _writes(names: Sequence[str], tensors: Mapping[str, torch.Tensor], call: Cal
     )
 
 
-def _listed(names: Sequence[str]) -> str:
-    return f"output {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
-
-
 def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Returns the parameters and buffers as the messages name them."""
     parameters = {f"parameter {name}": tensor for name, tensor in model.named_parameters()}
     buffers = {f"buffer {name}": tensor for name, tensor in model.named_buffers()}
     return {name: tensor for name, tensor in {**parameters, **buffers}.items() if not is_lazy(tensor)}
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def _draws(node: torch.fx.Node) -> bool:
