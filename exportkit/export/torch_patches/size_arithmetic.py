@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import operator as python
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -41,11 +39,8 @@ class SizeArithmetic:
         return self._placed(np.array(tensor.tolist(), dtype=object).reshape(tensor.shape))
 
     def number(self, places: torch.Tensor) -> Any:
-        """Returns the number of a tensor with one element. Raises UnknownValueError if it is a fraction."""
-        number = self._numbers[int(places.item())]
-        if isinstance(number, _Fraction):
-            raise UnknownValueError
-        return number
+        """Returns the number of a tensor with one element."""
+        return self._numbers[int(places.item())]
 
     def run(self, node: torch.fx.Node, known: Mapping[torch.fx.Node, Any]) -> Any:
         """Returns the places for what a node answers."""
@@ -55,11 +50,9 @@ class SizeArithmetic:
             return args[0][args[1]]
         name = operator._schema.name.removeprefix("aten::")
         dtypes = {value.dtype for value in tree_leaves(node.meta["val"])}
-        if any(dtype.is_complex or (dtype.is_floating_point and name not in _FRACTIONS) for dtype in dtypes):
+        if any(dtype.is_complex or dtype.is_floating_point for dtype in dtypes):
             raise UnknownValueError
         if name in _ITSELF | _COPIES:
-            if any(isinstance(number, _Fraction) for number in self._array(args[0]).flat):
-                raise UnknownValueError  # it would be rounded
             return args[0].clone() if name in _COPIES else args[0]
         symbolic = tree_any(lambda leaf: isinstance(leaf, SYMBOLS), (args, kwargs))
         if (operator.is_view or name in _MOVES) and not symbolic:
@@ -81,8 +74,6 @@ class SizeArithmetic:
     def _computed(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> np.ndarray:
         dims = args[1] if len(args) > 1 else ()
         (dim,) = dims if isinstance(dims, (list, tuple)) and len(dims) == 1 else (dims,)
-        if name == "div" and not kwargs:
-            name = "true_divide"
         if name in _BY_ELEMENT and kwargs in ({}, {"rounding_mode": "floor"}):
             function, arrays = np.frompyfunc(_BY_ELEMENT[name], len(args), 1), [self._array(arg) for arg in args]
         elif name in _RUNNING and not kwargs:
@@ -95,10 +86,7 @@ class SizeArithmetic:
         else:
             raise UnknownValueError
         with self._tracing:
-            try:
-                return np.asarray(function(*arrays), dtype=object)
-            except TypeError as error:  # of a fraction that is compared, for example
-                raise UnknownValueError from error
+            return np.asarray(function(*arrays), dtype=object)
 
     def _array(self, value: Any) -> np.ndarray:
         """Returns the numbers of a tensor of places, or a number, as an array."""
@@ -120,30 +108,6 @@ class SizeArithmetic:
         return torch.tensor(numbers.tolist())
 
 
-@dataclass(frozen=True)
-class _Fraction:
-    """A whole number divided by another: eager has it in floating point until it is rounded."""
-
-    top: Any
-    below: Any
-
-    def __add__(self, other: Any) -> _Fraction:
-        if isinstance(other, float):
-            if not other.is_integer():
-                return NotImplemented
-            other = int(other)
-        return _Fraction(self.top + other * self.below, self.below)
-
-    def __sub__(self, other: Any) -> _Fraction:
-        return self + -other
-
-    def __ceil__(self) -> Any:
-        return -(-self.top // self.below)
-
-    def __floor__(self) -> Any:
-        return self.top // self.below
-
-
 def _differ(one: Any, other: Any) -> Any:
     """Python takes a truth that is a symbol for another thing than 0, whatever it is."""
     return one if isinstance(one, torch.SymBool) and other == 0 else one != other
@@ -151,7 +115,6 @@ def _differ(one: Any, other: Any) -> Any:
 
 # By what an operator does to integers, where they keep their dtype.
 _ITSELF = {"to", "type_as", "contiguous", "detach_", "lift_fresh"}
-_FRACTIONS = {"div", "true_divide", "add", "sub", "ceil", "floor"}  # what may answer floating numbers
 _COPIES = {"clone", "_to_copy", "lift_fresh_copy", "detach", "new_tensor"}
 _MOVES = {"cat", "stack", "flip", "roll", "repeat", "reshape", "flatten", "meshgrid", "tile", "hstack", "vstack"}
 _CHOICES = {"index", "index_select", "gather", "take"}
@@ -160,7 +123,6 @@ _BY_ELEMENT: Mapping[str, Callable[..., Any]] = {
     **{"floor_divide": python.floordiv, "div": python.floordiv, "rsub": lambda a, b: b - a},
     **{name: getattr(python, name) for name in ("eq", "lt", "le", "gt", "ge")},
     "ne": _differ,
-    **{"true_divide": lambda a, b: _Fraction(a, b), "ceil": math.ceil, "floor": math.floor},
     **{"minimum": torch.sym_min, "maximum": torch.sym_max},
 }
 _RUNNING: Mapping[str, np.ufunc] = {"cumsum": np.add, "cumprod": np.multiply}

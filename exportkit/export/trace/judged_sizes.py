@@ -85,9 +85,6 @@ class _Judge:
     """Traces from an example, and holds programs against eager.
 
     Attributes:
-        task: What is traced.
-        sizes: The dynamic sizes.
-        progress: Called with a description of each step.
         tried: The sizes at which all programs are tried.
         illegal: Whether eager refuses declared sizes.
         _log: The conditions of the first trace.
