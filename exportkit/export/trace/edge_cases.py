@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.torch_version import TorchVersion
 from torch.utils._pytree import KeyPath, key_get
 
 from exportkit.child.forked import in_fork
@@ -33,7 +32,6 @@ from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
 from exportkit.export.trace.index_inputs import index_inputs
 from exportkit.export.trace.preflight import graph_operators
 from exportkit.export.trace.traced import TracedMethod
-from exportkit.package.case_files import results_of
 from exportkit.package.manifest import PackagedMethod
 from exportkit.progress import Progress
 from exportkit.sizes import input_bytes
@@ -53,8 +51,10 @@ _SEEDS = 4
 _SMALL_INPUTS = 1 << 15  # bytes of a call's inputs, if its sizes may vary
 _SEED = 500_000  # apart from those of the drawn cases
 _ILL_CONDITIONED = "numerically unstable in `{}`, as drawn values are ({})"
-_SAY_HOW_NEAR = "in the spec, a Tolerance says how near is right"
-_ROUND_AS_EAGER = "--inductor-config emulate_precision_casts=True rounds each operator's result as eager does"
+_ADVICE = (
+    "in the spec, a Tolerance says how near is right; in 16 bits, from torch 2.13 on, --inductor-config "
+    "emulate_precision_casts=True rounds each operator's result as eager does"
+)
 
 ArgumentPosition = tuple[str, int]
 Chosen = Mapping[ArgumentPosition, str]
@@ -147,17 +147,6 @@ class _Task:
     def most(self) -> int:
         weights = sum(tensor.nbytes for tensor in self.model.eager.spec.model.state_dict().values())
         return MAX_EDGE_CASES if weights <= _LARGE_WEIGHTS else _FEW
-
-    def ties_of_halves(self, result: str) -> bool:
-        """Whether a result is integers of a model in 16 bits: what eager rounds to ties, fused code does not round.
-
-        Before torch 2.13 no option makes code for a CPU round.
-        """
-        if TorchVersion(torch.__version__) < "2.13":
-            return False
-        exact = {each.name for method in self.model.methods for each in results_of(method.call) if "int" in each.dtype}
-        halves = {torch.bfloat16, torch.float16}
-        return result in exact and any(t.dtype in halves for t in self.model.eager.spec.model.state_dict().values())
 
     def sizes(self, like: RecordedCase) -> list[dict[str, int]]:
         """Returns small sizes for cases of the same methods, the largest first: vector loops need some elements."""
@@ -353,8 +342,7 @@ def _recorded(
             if case == ROUNDING and not compared:
                 compared = True
                 if _stable(task, stability, calls, "") == ROUNDING:
-                    advice = _ROUND_AS_EAGER if task.ties_of_halves(stability.unstable) else _SAY_HOW_NEAR
-                    left_out[_ILL_CONDITIONED.format(stability.unstable, advice)] += len(plan) - number
+                    left_out[_ILL_CONDITIONED.format(stability.unstable, _ADVICE)] += len(plan) - number
                     return
             if isinstance(case, RecordedCase):
                 found += 1
