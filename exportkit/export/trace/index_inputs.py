@@ -9,6 +9,7 @@ import torch
 from exportkit.export.models.program_model import taken
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.edge_values import SMALL_INTEGERS
+from exportkit.export.torch_patches.needed_nodes import needed_for
 from exportkit.export.trace.preflight import is_custom
 from exportkit.export.trace.traced import TracedMethod
 
@@ -42,14 +43,9 @@ def _integers_before(module: torch.fx.GraphModule, is_sink: Callable[[torch.fx.N
     """Returns the names of the nodes from which integers come to a sink."""
     # A graph within another is not followed: all that goes into it counts.
     sinks = (n for n in module.graph.nodes if is_sink(n) or isinstance(n.target, torch._ops.HigherOrderOperator))
-    waiting = [leaf for node in sinks for leaf in node.all_input_nodes if _is_integer(leaf)]
-    found: set[str] = set()
-    while waiting:
-        node = waiting.pop()
-        if node.name not in found:
-            found.add(node.name)
-            waiting += [each for each in node.all_input_nodes if _is_integer(each)]
-    return found
+    leaves = [leaf for node in sinks for leaf in node.all_input_nodes if _is_integer(leaf)]
+    found = needed_for(leaves, until=lambda node: not _is_integer(node))
+    return {node.name for node in found if _is_integer(node)}
 
 
 def _indexes(node: torch.fx.Node) -> bool:

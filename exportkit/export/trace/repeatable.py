@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.models.call_signature import BoundCall
+from exportkit.export.models.program_model import graphs_of
 from exportkit.export.models.source_lines import called_at
 from exportkit.export.torch_patches.dispatch import by_name, watched_by
 from exportkit.export.torch_patches.needed_nodes import needed_for
@@ -204,8 +205,6 @@ def _draws(node: torch.fx.Node) -> bool:
 
 def _needed(module: torch.fx.GraphModule) -> Iterable[torch.fx.Node]:
     """Yields the nodes of a graph that an output depends on, and every node of the graphs within it."""
-    for part in module.modules():
-        if isinstance(part, torch.fx.GraphModule) and part is not module:
-            yield from part.graph.nodes
+    yield from (node for part in graphs_of(module) if part is not module for node in part.graph.nodes)
     needed = needed_for(node for node in module.graph.nodes if node.op == "output")
     yield from (node for node in module.graph.nodes if node in needed)
