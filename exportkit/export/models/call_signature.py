@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,25 +67,11 @@ def check_plain(what: str, tensor: torch.Tensor) -> None:
     raise UsageError(f"{what} is {kind}, which a package cannot hold", hint=advice)
 
 
-def parameter_names(model: torch.nn.Module) -> list[str]:
-    """Returns the names of forward's parameters, with the first name in `*args` and none in `**kwargs`."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    return [p.name if p.kind is not _POSITIONALS else f"{p.name}_0" for p in parameters if p.kind is not _KEYWORDS]
-
-
 def needed_names(model: torch.nn.Module) -> list[str]:
     """Returns the names of forward's parameters that every call must give; all names if there is none."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    free = (_POSITIONALS, _KEYWORDS)
-    needed = [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in free]
-    return needed or parameter_names(model)
-
-
-def takes(model: torch.nn.Module, name: str) -> bool:
-    """Returns whether forward takes an argument of this name, if only in `*args` or `**kwargs`."""
-    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
-    named = parameter_names(model)
-    return name in named or _KEYWORDS in kinds or (_POSITIONALS in kinds and re.sub("_[0-9]+$", "_0", name) in named)
+    parameters = [p for p in inspect.signature(model.forward).parameters.values() if p.kind is not _KEYWORDS]
+    needed = [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind is not _POSITIONALS]
+    return needed or [p.name if p.kind is not _POSITIONALS else f"{p.name}_0" for p in parameters]
 
 
 def bind_call(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
-from exportkit.export.models.call_signature import bind_call, needed_names, parameter_names, rebind, takes
+from exportkit.export.models.call_signature import bind_call, needed_names, rebind
 from exportkit.export.models.importing import import_code, named_attribute
 from exportkit.export.models.method_specs import matches
 from exportkit.export.models.option_parsing import check_dtype, parse_input_text
@@ -188,16 +187,9 @@ def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSp
         if name in given:
             raise UsageError(f"--input {name} is given twice: {list(given[name].shape)} and {list(tensor.shape)}")
         given[name] = tensor
-    names = parameter_names(spec.model)
-    arguments = _nested(given)
-    if unknown := [name for name in arguments if not takes(spec.model, name)]:
-        close = difflib.get_close_matches(unknown[0], names, 1)
-        raise UsageError(
-            f"--input {unknown[0]}: {model} has no parameter of that name",
-            hint=f"{f'Did you mean {close[0]}? ' if close else ''}forward takes {', '.join(names) or 'nothing'}.",
-        )
     if given:
-        arguments = {**bind_call(spec.model, spec.example_inputs, spec.example_kwargs, partial=True), **arguments}
+        known = bind_call(spec.model, spec.example_inputs, spec.example_kwargs, partial=True)
+        arguments = {**known, **_nested(given)}
         args, kwargs = rebind(spec.model, arguments)
         spec = replace(spec, example_inputs=args, example_kwargs=kwargs)
     needed = " ".join(f"--input {name}=float32[2,3]" for name in needed_names(spec.model))
