@@ -12,6 +12,7 @@ STABLE_TORCH_LIBRARY(exportkit_probe, m) {
   m.def("without_fake(Tensor x) -> Tensor");
   m.def("wrong_dtype(Tensor x) -> Tensor");
   m.def("wrong_strides(Tensor x) -> Tensor");
+  m.def("wrong_batch(Tensor x) -> Tensor");
   m.def("python_kernel(Tensor x) -> Tensor");
   m.def("good(Tensor x) -> Tensor");
   m.def("write(Tensor x, Tensor(a!) out) -> ()");
@@ -26,6 +27,7 @@ STABLE_TORCH_LIBRARY_IMPL(exportkit_probe, CPU, m) {
   m.impl("without_fake", TORCH_BOX(&same));
   m.impl("wrong_dtype", TORCH_BOX(&same));
   m.impl("wrong_strides", TORCH_BOX(&same));
+  m.impl("wrong_batch", TORCH_BOX(&same));
   m.impl("good", TORCH_BOX(&same));
   m.impl("schema_in_python", TORCH_BOX(&same));
   m.impl("write", TORCH_BOX(&write));

@@ -46,6 +46,7 @@ def ops() -> torch._ops._OpNamespace:
         "good": torch.empty_like,
         "wrong_dtype": lambda x: torch.empty_like(x, dtype=torch.float64),
         "wrong_strides": lambda x: x.new_empty(x.shape[::-1]).T,
+        "wrong_batch": lambda x: x.new_empty(2, *x.shape[1:]),
         "python_kernel": torch.empty_like,
     }
     for name, fake in fakes.items():
@@ -68,6 +69,14 @@ def test_an_operator_that_cannot_travel_is_named_with_what_to_do(ops, name: str,
     with pytest.raises(OperatorNotExportableError, match=message) as caught:
         check_model(lambda: getattr(ops, name)(torch.rand(3, 4)), CPU)
     assert "test_preflight.py" in caught.value.message
+
+
+@pytest.mark.parametrize("use", [lambda x, y: x + y, lambda x, y: y.view(x.shape[0], 2, 2), lambda x, y: y])
+def test_a_fake_that_knows_one_size_is_named_and_not_the_models_line(ops, use: Callable[..., Tensor], tmp_path) -> None:
+    x = torch.rand(2, 4)
+    spec = spec_of(lambda x: use(x, ops.wrong_batch(x)), x, shapes={"x": {0: "batch[1:8]"}})
+    with pytest.raises(ExportError, match=r"the fake kernel of exportkit_probe::wrong_batch is wrong about output 0"):
+        exported(spec, tmp_path)
 
 
 def test_an_operator_that_only_writes_into_an_argument_needs_no_fake_kernel(ops) -> None:

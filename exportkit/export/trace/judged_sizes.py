@@ -15,8 +15,10 @@ from typing import Any
 
 import sympy
 import torch
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
+from exportkit.errors import OperatorNotExportableError
 from exportkit.export.models.call_signature import BoundCall, describe_call
 from exportkit.export.models.program_model import STATE
 from exportkit.export.models.source_lines import users_code
@@ -26,8 +28,10 @@ from exportkit.export.sizes.guards import GuardLog
 from exportkit.export.sizes.shapes import DynamicSizes, linear_in_one
 from exportkit.export.sizes.tried_sizes import holds_at
 from exportkit.export.trace.hop_subgraphs import correct_branches
+from exportkit.export.trace.preflight import check_fake
 from exportkit.export.trace.repeatable import agree
 from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask, call_export
+from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.package.structure import plain
 from exportkit.progress import Progress, silent
 from exportkit.sizes import label_of
@@ -181,6 +185,8 @@ class _Judge:
                 results = run.results(plain(args), plain(kwargs), state)
         except _OtherSizesError:
             return "computes with other sizes than eager"
+        except OperatorNotExportableError:
+            raise
         except Exception as error:  # a program raises what its operators raise
             return f"raises {type(error).__name__}"
         written = self._methods.written(FORWARD, bound)
@@ -260,6 +266,8 @@ class _DescribedRun(torch.fx.Interpreter):
             if n.op == "placeholder":
                 self._learn(described, tensor)
             elif described.ndim != tensor.ndim or any(map(self._differs, described.shape, tensor.shape)):
+                if isinstance(n.target, OpOverload) and n.target.namespace not in TORCH_NAMESPACES:
+                    check_fake(n.target, "", *self.fetch_args_kwargs_from_env(n), result)
                 raise _OtherSizesError(f"{n.target} answers {list(tensor.shape)} for {list(described.shape)}")
         return result
 

@@ -177,7 +177,7 @@ class _Inspector(OperatorMode):
                 f"operator {qualified_name(func)}{at} has no kernel for {self._device.type}",
                 hint="Name a library that has one with --op-library, or export for another device.",
             ) from error
-        _check_fake(func, at, args, kwargs, result)
+        check_fake(func, at, args, kwargs, result)
         return result
 
 
@@ -272,7 +272,7 @@ def _has_fake(operator: OpOverload) -> bool:
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(qualified_name(operator), key) for key in keys)
 
 
-def _check_fake(operator: OpOverload, at: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+def check_fake(operator: OpOverload, at: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
     """Compares a fake kernel's answer with the kernel's. torch does not do this (pytorch#181851)."""
     name = qualified_name(operator)
     env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
