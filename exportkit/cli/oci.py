@@ -8,12 +8,12 @@ import click
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json
-from exportkit.cli.shared_options import EXISTING_FILE
+from exportkit.cli.shared_options import ARTIFACT
 from exportkit.progress import bytes_text
 
 
 @exportkit_command("oci")
-@click.argument("package", type=EXISTING_FILE)
+@click.argument("package", type=ARTIFACT)
 @click.option(
     "-o",
     "--output",

@@ -12,6 +12,7 @@ import click
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, progress
 from exportkit.cli.shared_options import (
+    ARTIFACT,
     EXISTING_FILE,
     device_option,
     flag,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @exportkit_command("package", common=("output", "op_libraries", "name", "version", "weights", "model", "sign_key"))
-@click.argument("artifacts", type=EXISTING_FILE, nargs=-1, required=True, metavar="ARTIFACT...")
+@click.argument("artifacts", type=ARTIFACT, nargs=-1, required=True, metavar="ARTIFACT...")
 @output_option()
 @op_library_option(
     "An operator library that the model calls, or a Python module that loads some. Repeatable. Default: the libraries "

@@ -19,8 +19,19 @@ from exportkit.verify.options import VerifyOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+class _Artifact(click.Path):
+    """A file that exportkit wrote. The name of a model is answered with how one is made of it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if re.fullmatch(r"[\w./-]+:[A-Za-z_]\w*", str(value)) and not Path(value).exists():
+            self.fail(f"{value} is a model, not a file: `exportkit export {value} -o OUT.pt2` makes one", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-PACKAGE = click.Path(exists=True, path_type=Path)  # a file, or a folder: an OCI layout, or one with a .pt2
+ARTIFACT = _Artifact(exists=True, dir_okay=False, path_type=Path)
+PACKAGE = _Artifact(exists=True, path_type=Path)  # a file, or a folder: an OCI layout, or one with a .pt2
 OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path)
 
 

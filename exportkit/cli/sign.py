@@ -11,7 +11,7 @@ import click
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json
-from exportkit.cli.shared_options import EXISTING_FILE, OUTPUT_FILE
+from exportkit.cli.shared_options import ARTIFACT, EXISTING_FILE, OUTPUT_FILE
 from exportkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @exportkit_command("sign")
-@click.argument("package", type=EXISTING_FILE)
+@click.argument("package", type=ARTIFACT)
 @click.option("--key", type=EXISTING_FILE, metavar="PRIVATE.pem", help="The signer's private key.")
 @click.option("--sign-command", metavar="COMMAND", help="Sign by this command instead; see above.")
 @click.option("--public-key", type=EXISTING_FILE, metavar="KEY.pem", help="The public key of --sign-command.")

@@ -10,14 +10,14 @@ import click
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json
-from exportkit.cli.shared_options import EXISTING_FILE, flag, public_key_options
+from exportkit.cli.shared_options import ARTIFACT, flag, public_key_options
 from exportkit.package.trust import Trust
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @exportkit_command("triton")
-@click.argument("package", type=EXISTING_FILE)
+@click.argument("package", type=ARTIFACT)
 @click.argument("options", nargs=-1, metavar="[-- OPTION...]")
 @click.option("-o", "--output", type=_FOLDER, required=True, metavar="REPOSITORY", help="Triton's model repository.")
 @click.option("--method", "methods", multiple=True, metavar="NAME", help="Repeatable. Default: the default method.")

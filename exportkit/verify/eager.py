@@ -86,7 +86,8 @@ class EagerProcess:
         answer = self._worker.hear(EagerMade, doing=f"making the eager model {model}", timeout=timeout)
         if isinstance(answer, Failed):
             if answer.error == "ModelNotFoundError":
-                return EagerUnavailable(answer.detail, self.required)
+                named = self._options.eager.model is not None  # by the caller, who wants it compared
+                return EagerUnavailable(answer.detail, self.required or named)
             return EagerFailed(answer.error, answer.detail, f"making {model}")
         if isinstance(answer, EagerMade):
             same = answer.state_sha256 == source.state_sha256

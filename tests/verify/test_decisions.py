@@ -212,6 +212,11 @@ def test_eager_that_cannot_be_imported_fails_where_nothing_else_was_compared(run
     assert run(without_cases, eager_make=NOT_FOUND).exit_code == 16
 
 
+def test_a_model_that_the_caller_names_and_that_is_not_there_is_no_success(run):
+    named = VerifyOptions(eager=ReferenceModel("models:misspelt"))
+    assert run(options=named, eager_make=NOT_FOUND).exit_code == 16
+
+
 def test_an_artifact_that_names_no_model_says_how_to_name_one(run, tmp_path):
     unnamed = write_artifact(tmp_path / "c.pt2", Affine(), [(X, right(X))])
     (verdict,) = eager(run(unnamed))

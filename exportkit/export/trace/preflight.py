@@ -43,10 +43,7 @@ OTHER_DTYPES = (
     r"must have the same dtype|expected (?:m1 and m2|scalar type|mat1 and mat2)|should be the same|"
     r"(?:Input type|Expected).*(?:Half|Float|BFloat16|Double)"
 )
-SAME_DTYPE = (
-    "Give the inputs in the dtype of the model's weights, such as --input 'x=float16[2,8]', or cast both with "
-    "--dtype, such as --dtype float16."
-)
+SAME_DTYPE = "Give the inputs in the dtype of the model's weights, or cast both: --dtype float32."
 
 
 IN_CPP = (
