@@ -146,21 +146,14 @@ def _cpu_flags() -> str:
 @functools.cache
 def _software() -> tuple[str, ...]:
     """Returns the versions of Python, torch and exportkit, and the states or digests of their sources."""
-    folder = Path(torch.__file__).parent
-    files = [folder / "lib" / name for name in _TORCH_LIBRARIES] + [*folder.glob("*.py")]
-    for part in _TORCH_SOURCES:
-        files += [path for path in (folder / part).rglob("*") if path.suffix in (".py", ".h")]
-    states = hashlib.sha256()
-    for path in sorted(files):
-        if path.exists():
-            status = path.stat()
-            states.update(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    sources = [f"{part}/**/*.{kind}" for part in _TORCH_SOURCES for kind in ("py", "h")]
+    states = _states(Path(torch.__file__).parent, "*.py", *sources, *(f"lib/{name}" for name in _TORCH_LIBRARIES))
     own = hashlib.sha256()
     for path in sorted([*OWN_SOURCES.glob("*.py"), *(OWN_SOURCES / "export").rglob("*.py")]):
         own.update(f"{path.relative_to(OWN_SOURCES)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return (
         f"python {sys.version}",
-        f"torch {torch.__version__} {torch.version.git_version} {torch.version.cuda} {states.hexdigest()}",
+        f"torch {torch.__version__} {torch.version.git_version} {torch.version.cuda} {states}",
         f"exportkit {__version__} {own.hexdigest()}",
     )
 
@@ -176,11 +169,8 @@ def _compilers(cxx: str, device: torch.device) -> Iterator[str]:
     if found is not None and found.origin is not None:
         import triton
 
-        folder = Path(found.origin).parent
-        tools = [path for path in (folder / "backends").rglob("bin/*") if path.is_file()]
-        libraries = [*(folder / "_C").glob("*.so")]
-        sources = [*folder.rglob("*.py")]
-        yield f"triton {triton.__version__} {[_state(path) for path in sorted([*tools, *libraries, *sources])]}"
+        states = _states(Path(found.origin).parent, "backends/**/bin/*", "_C/*.so", "**/*.py")
+        yield f"triton {triton.__version__} {states}"
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     for tool in ("nvcc", "ptxas", "fatbinary"):
         yield f"{tool} {_tool(shutil.which(tool) or f'{home}/bin/{tool}')}"
@@ -198,6 +188,12 @@ def _tool(name: str) -> str:
         return path
     real = Path(path).resolve()
     return f"{path} {_state(real)} {hashlib.sha256(done.stdout).hexdigest()}"
+
+
+def _states(folder: Path, *patterns: str) -> str:
+    """Returns the digest of the names, sizes and times of files."""
+    found = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+    return hashlib.sha256("\n".join(map(_state, found)).encode()).hexdigest()
 
 
 def _state(path: Path) -> str:
