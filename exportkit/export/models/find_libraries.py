@@ -41,12 +41,6 @@ def describe_libraries(
 ) -> list[tuple[Path, Library]]:
     """Describes the libraries of operators: those that are given, and what installed packages declare for the others.
 
-    Args:
-        given: Files, and names of modules, which are imported in another process.
-        operators: The operators, such as "namespace::name.overload".
-        devices: The devices whose libraries are wanted: "cpu" or "cuda".
-        progress: Called with each step before it starts.
-
     Returns:
         The files with their descriptions, in loading order. No library may define some of the operators.
 

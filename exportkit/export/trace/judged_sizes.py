@@ -54,12 +54,6 @@ def export_judged(
     Where a condition of the trace fails for some of them, the program must answer what eager answers on both sides of
     it. If it does not, the model is traced from an example of the other side, whose program may do for all.
 
-    Args:
-        task: What to trace.
-        sizes: The dynamic sizes.
-        traces: From how many examples at most.
-        progress: Called with a description of each step.
-
     Returns:
         The program, and the sizes at which it was tried.
 

@@ -45,12 +45,6 @@ def trace_saved(saved: SavedProgram, options: TraceOptions, device: torch.device
     A program that exportkit wrote keeps its recorded cases. For another program, cases are drawn and its graph computes
     the outputs.
 
-    Args:
-        saved: The program.
-        options: The number of cases to draw, and the package's name.
-        device: The options' device.
-        progress: Called with a description of each step.
-
     Raises:
         UsageError: An option would require new tracing.
         OperatorNotExportableError: A custom operator cannot be packed.

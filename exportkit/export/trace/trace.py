@@ -43,12 +43,6 @@ from exportkit.spec import ExportSpec
 def trace(model: EagerModel, options: TraceOptions, device: torch.device, progress: Progress) -> Traced:
     """Checks a model, traces its methods and records cases.
 
-    Args:
-        model: The model.
-        options: How to trace it.
-        device: The options' device.
-        progress: Called with a description of each step.
-
     Raises:
         UsageError: An option names an unknown parameter, dimension, dtype or buffer.
         OperatorNotExportableError: A custom operator cannot be packed.
