@@ -113,8 +113,8 @@ class Cutter:
         # What --dynamic said of the only method, it said on the command line. Several have it in their spec.
         dynamic = dynamic_texts(self._method.call) if len(manifest.methods) == 1 else ()
         options = TraceOptions(self._device.type, dynamic=dynamic, tf32=manifest.provenance.tf32)
-        with ready_to_trace(EagerModel(spec), options, self._device) as ready:
-            self._program, *_ = trace_with_torch_export(*ready.tasks[self._method.name])
+        with ready_to_trace(EagerModel(spec), options, self._device) as (_, tasks):
+            self._program, *_ = trace_with_torch_export(*tasks[self._method.name])
 
     def cut(self, command: CutGraph) -> GraphCut:
         """Writes an artifact that computes the graph up to a node, with one case."""

@@ -173,8 +173,8 @@ def pair(shapes: Any) -> ExportSpec:
 
 def sizes_of(spec: ExportSpec, *ranges: str) -> dict[str, dict[int, str]]:
     """Returns the sizes of a spec as they are traced, with the ranges of their names."""
-    with ready_to_trace(EagerModel(spec), TraceOptions(ranges=ranges), CPU) as ready:
-        _, sizes = ready.tasks["forward"]
+    with ready_to_trace(EagerModel(spec), TraceOptions(ranges=ranges), CPU) as (_, tasks):
+        _, sizes = tasks["forward"]
     return sizes_as_texts(sizes)
 
 
@@ -242,8 +242,8 @@ def test_a_collection_is_read_before_its_tensors_are_cast() -> None:
     shapes = ShapesCollection()
     shapes[PAIR[0]] = {0: BATCH, 1: 2 * N}
     shapes[PAIR[1]] = (BATCH, N, None)
-    with ready_to_trace(EagerModel(pair(shapes)), TraceOptions(dtype="float64"), CPU) as ready:
-        task, sizes = ready.tasks["forward"]
+    with ready_to_trace(EagerModel(pair(shapes)), TraceOptions(dtype="float64"), CPU) as (_, tasks):
+        task, sizes = tasks["forward"]
     assert task.bound.tensors[0].dtype == torch.float64
     assert str(sizes.at("x", 1)) == "2*n"
 

@@ -27,8 +27,8 @@ BFLOAT16 = onnx.TensorProto.BFLOAT16
 
 
 def convert_spec(spec: ExportSpec, *, opset: int = 20, inline: bool = False) -> Converted:
-    with ready_to_trace(EagerModel(spec=spec), TraceOptions(), torch.device("cpu")) as ready:
-        task, sizes = ready.tasks["forward"]
+    with ready_to_trace(EagerModel(spec=spec), TraceOptions(), torch.device("cpu")) as (_, tasks):
+        task, sizes = tasks["forward"]
         program, *_ = trace_with_torch_export(task, sizes)
         with torch.no_grad():
             output = describe_output(spec.model(*spec.example_inputs, **spec.example_kwargs))

@@ -29,8 +29,8 @@ ALL = {"lstm", "gru", "rnn_tanh", "rnn_relu", "pack", "unpack"}
 
 
 def traced(spec: ExportSpec, device: str = "cpu") -> torch.export.ExportedProgram:
-    with ready_to_trace(EagerModel(spec=spec), TraceOptions(), torch.device(device)) as ready:
-        return trace_with_torch_export(*ready.tasks["forward"])[0]
+    with ready_to_trace(EagerModel(spec=spec), TraceOptions(), torch.device(device)) as (_, tasks):
+        return trace_with_torch_export(*tasks["forward"])[0]
 
 
 def called(program: torch.export.ExportedProgram) -> set[str]:

@@ -71,10 +71,10 @@ def draft_of(model: ResolvedModel, options: TraceOptions) -> Draft:
     findings: list[DraftFinding] = []
     changes: list[SizeChange] = []
     eager = _eager(model, "--draft")
-    with ready_to_trace(eager, options, device) as ready:
-        for name, (task, sizes) in ready.tasks.items():
+    with ready_to_trace(eager, options, device) as (_, tasks):
+        for name, (task, sizes) in tasks.items():
             found = _draft_of_method(task, sizes, device)
-            of = "" if len(ready.tasks) == 1 else f"{name}: "
+            of = "" if len(tasks) == 1 else f"{name}: "
             findings += [replace(each, message=f"{of}{each.message}") for each in found.findings]
             changes += [each for each in found.changes if each not in changes]
     if not findings:
@@ -125,8 +125,8 @@ def suggested_changes(model: ResolvedModel, options: TraceOptions, *, allow_narr
     """
     eager = _eager(model, "--apply-suggested-fixes")
     found: list[SizeChange] = []
-    with ready_to_trace(eager, options, usable_device(options.device)) as ready:
-        for task, sizes in ready.tasks.values():
+    with ready_to_trace(eager, options, usable_device(options.device)) as (_, tasks):
+        for task, sizes in tasks.values():
             found += [each for each in _suggested(task, sizes, allow_narrowing) if each not in found]
     return tuple(found)
 

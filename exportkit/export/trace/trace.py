@@ -23,7 +23,7 @@ from exportkit.export.record.eager_methods import DescribedModel, EagerMethods
 from exportkit.export.record.eager_run import run_eagerly
 from exportkit.export.record.record import MAX_CASES_BYTES, RecordedCase, record_cases, record_run
 from exportkit.export.record.sequences import draw_calls
-from exportkit.export.sizes.shapes import Shapes, dynamic_sizes, merge_shapes, with_ranges
+from exportkit.export.sizes.shapes import DynamicSizes, Shapes, dynamic_sizes, merge_shapes, with_ranges
 from exportkit.export.sizes.torch_sizes import with_plain_shapes
 from exportkit.export.torch_patches.opaque import opaque_operators
 from exportkit.export.trace.describe_state import describe_state
@@ -32,7 +32,7 @@ from exportkit.export.trace.inferred_sizes import with_inferred
 from exportkit.export.trace.preflight import check_composites, describe_operators, graph_operators
 from exportkit.export.trace.program_check import check_programs
 from exportkit.export.trace.torch_export import TracingTask
-from exportkit.export.trace.trace_method import ReadyModel, TracedTask, trace_method
+from exportkit.export.trace.trace_method import TracedTask, trace_method
 from exportkit.export.trace.traced import Traced
 from exportkit.package.manifest import Source
 from exportkit.progress import Progress
@@ -50,13 +50,15 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
     """
     floating = parse_floating(options.dtype)
     free = _free(model.spec, options)
-    with ready_to_trace(model, options, device) as ready:
-        eager, spec = ready.eager, ready.eager.spec
-        traced = [trace_method(ready, name, options, device, progress, values=not free) for name in ready.tasks]
+    with ready_to_trace(model, options, device) as (eager, tasks):
+        spec = eager.spec
+        traced = [
+            trace_method(eager, name, *task, options, device, progress, values=not free) for name, task in tasks.items()
+        ]
         methods = tuple(each.method for each in traced)
         state, initial = describe_state(eager.buffers, methods, cast=floating, values=not free)
         described = DescribedModel(eager, [method.packaged for method in methods], state, device, options.tf32)
-        examples = {name: sizes.example for name, (_, sizes) in ready.tasks.items()}
+        examples = {name: sizes.example for name, (_, sizes) in tasks.items()}
         cases = record_cases(described, examples, options, progress)
         tried = _tried_cases(described, traced, options.seed, progress)
         if options.edge_cases and options.cases > 1 and not free:
@@ -85,8 +87,10 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
 
 
 @contextmanager
-def ready_to_trace(model: EagerModel, options: TraceOptions, device: torch.device) -> Iterator[ReadyModel]:
-    """Yields what to trace, on its device and in its dtype, and its dynamic sizes."""
+def ready_to_trace(
+    model: EagerModel, options: TraceOptions, device: torch.device
+) -> Iterator[tuple[EagerMethods, dict[str, tuple[TracingTask, DynamicSizes]]]]:
+    """Yields a model on its device and in its dtype, and by method what to trace, with its dynamic sizes."""
     spec = _declared(with_plain_shapes(model.spec), options)
     with opaque_operators(), prepared(spec, device, parse_floating(options.dtype)) as spec:
         eager = EagerMethods(spec)
@@ -102,9 +106,7 @@ def ready_to_trace(model: EagerModel, options: TraceOptions, device: torch.devic
             tasks[name] = TracingTask(each, bound, eager.buffers, repeats=not _free(spec, options))
             check_composites(spec.model, partial(_called, spec, name, bound), device)
         shapes = _shapes(tasks, options)
-        yield ReadyModel(
-            eager, {name: (task, dynamic_sizes(shapes[name], task.examples)) for name, task in tasks.items()}
-        )
+        yield eager, {name: (task, dynamic_sizes(shapes[name], task.examples)) for name, task in tasks.items()}
 
 
 def _free(spec: ExportSpec, options: TraceOptions) -> bool:

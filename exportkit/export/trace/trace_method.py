@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -39,19 +39,6 @@ from exportkit.spec import FORWARD, ExportSpec, Tolerance
 
 
 @dataclass(frozen=True)
-class ReadyModel:
-    """A model on its device and in its dtype.
-
-    Attributes:
-        eager: Its methods.
-        tasks: What to trace, by method, each with its dynamic sizes.
-    """
-
-    eager: EagerMethods
-    tasks: Mapping[str, tuple[TracingTask, DynamicSizes]]
-
-
-@dataclass(frozen=True)
 class TracedTask:
     """A traced method, and what it was traced from.
 
@@ -69,11 +56,17 @@ class TracedTask:
 
 
 def trace_method(
-    ready: ReadyModel, name: str, options: TraceOptions, device: torch.device, progress: Progress, *, values: bool
+    eager: EagerMethods,
+    name: str,
+    task: TracingTask,
+    sizes: DynamicSizes,
+    options: TraceOptions,
+    device: torch.device,
+    progress: Progress,
+    *,
+    values: bool,
 ) -> TracedTask:
     """Checks a method and traces it."""
-    eager = ready.eager
-    task, sizes = ready.tasks[name]
     bound = task.bound
     of = "" if name == FORWARD else f" {name}"
     progress(f"checking the model and its operators{of and f', in{of}'}")
