@@ -111,9 +111,8 @@ class SizeRemembered(nn.Module):
 
 
 class RememberedRows(nn.Module):
-    """A table of the first call's size, kept for later calls."""
+    """A table of the greatest size so far, kept for later calls."""
 
-    says = "needs x:0 <= 4"
     dynamic = ("x:0=batch[2:8]",)
 
     def __init__(self) -> None:
