@@ -187,7 +187,7 @@ def test_an_operator_that_keeps_a_state_or_writes_in_secret_is_named(
     library.impl("op", {"state": lambda x: x + next(count), "write": lambda x: x.mul_(2) + 1}[kernel], "CPU")
     # The operators here are written in Python, which is refused for a reason of its own.
     monkeypatch.setattr("exportkit.export.trace.preflight._check_registered", lambda *_: None)
-    monkeypatch.setattr("exportkit.export.trace.preflight._check_fake", lambda *_: None)
+    monkeypatch.setattr("exportkit.export.trace.preflight.check_fake", lambda *_: None)
     with pytest.raises(error, match=message):
         export(lambda m, x: torch.ops.exportkit_kept.op(x * 2), tmp_path)
 

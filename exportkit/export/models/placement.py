@@ -63,6 +63,7 @@ def _placed(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | N
     away = [tensor for tensor in (*state.values(), *attributes) if tensor.device != device]
     if away or any(dtype and t.is_floating_point() and t.dtype != dtype for t in state.values()):
         model = copy.deepcopy(model, _moved(state.values(), device, dtype) | _moved(attributes, device, None))
+        _restore_parameters(model)
         model = model.to(device=device, dtype=dtype)  # modules may override what it calls
     elif wrapped:
         model = copy.deepcopy(model)
@@ -97,6 +98,14 @@ def _moved(tensors: Iterable[torch.Tensor], device: torch.device, dtype: torch.d
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             memo[id(tensor)] = torch.nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved
     return memo
+
+
+def _restore_parameters(model: torch.nn.Module) -> None:
+    """Makes parameters of what copies of TorchScript's modules have in their place: tensors with a past."""
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            for name, tensor in module.named_parameters(recurse=False):
+                setattr(module, name, torch.nn.Parameter(tensor.detach(), tensor.requires_grad))
 
 
 def on_device(bound: BoundCall, device: torch.device) -> BoundCall:
