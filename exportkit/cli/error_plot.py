@@ -26,10 +26,10 @@ _MOST = 24  # outputs
 _SMALLEST = 1e-9  # what is closer is drawn here
 
 
-def error_plot(outputs: Mapping[str, Errors]) -> str:
+def error_plot(outputs: Mapping[str, Errors], sizes: str = "") -> str:
     """Returns the figure, or nothing if no output has an error.
 
-    The errors are relative to the reference's magnitude.
+    The errors are relative to the reference's magnitude. `sizes` says which were tried.
     """
     rows = {name: errors for name, errors in outputs.items() if any(errors.values())}
     values = [value for errors in rows.values() for each in errors.values() for value in each if math.isfinite(value)]
@@ -59,7 +59,7 @@ def error_plot(outputs: Mapping[str, Errors]) -> str:
     drawn = f'<svg viewBox="0 0 {_WIDTH} {bottom + 6}" role="img" aria-label="Errors by output">{"".join(parts)}</svg>'
     code = "the package (dots), " if any(errors.get("package") for errors in rows.values()) else ""
     limit = ", the greatest error allowed (bars)" if any(errors.get("allowed") for errors in rows.values()) else ""
-    words = f"Root mean square error of each output, relative to its magnitude: {code}eager (circles){limit}."
+    words = f"Root mean square error of each output, relative to its magnitude: {code}eager (circles){limit}. {sizes}"
     more = f" {len(rows) - len(shown)} outputs are not shown." if len(rows) > len(shown) else ""
     return f"<figure>{drawn}<figcaption>{escape(printable(words + more))}</figcaption></figure>"
 

@@ -63,11 +63,12 @@ def write_page(
     reader: PackageReader,
     more: Sequence[Section] = (),
     verified: Mapping[str, error_plot.Errors] | None = None,
+    sizes: str = "",
 ) -> None:
     """Writes the page of an open artifact whose digests were checked.
 
     Nothing that the artifact says is more than text on the page. Further sections stand first. `verified` has the
-    errors that `verify` found, by output.
+    errors that `verify` found, by output, and `sizes` says which it tried.
     """
     methods = reader.manifest.methods
     eager = {
@@ -85,7 +86,7 @@ def write_page(
         digest=digest,
         title=_text(first.title),
         style=_STYLE,
-        picture=error_plot.error_plot(errors),
+        picture=error_plot.error_plot(errors, sizes),
         tables="\n".join(tables),
     )
     write_whole(path, page.encode())

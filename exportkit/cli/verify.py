@@ -173,7 +173,7 @@ def _write_page(page: Path, artifact: Path, report: Report) -> None:
     with open_artifact(artifact) as reader:
         if reader.manifest_sha256 != report.manifest_sha256:
             raise UsageError(f"{artifact} is no longer the artifact that was verified", hint="Verify it again.")
-        write_page(page, reader, [checks] if checks.rows else [], _errors(report))
+        write_page(page, reader, [checks] if checks.rows else [], _errors(report), _tried(report))
 
 
 def _errors(report: Report) -> dict[str, dict[str, list[float]]]:
@@ -185,6 +185,16 @@ def _errors(report: Report) -> dict[str, dict[str, list[float]]]:
             errors["package"].append(output.error.rms)
             errors["allowed"].append(output.error.rms_allowed)
     return found
+
+
+def _tried(report: Report) -> str:
+    """Says which sizes were tried."""
+    tried: dict[str, set[int]] = {}
+    for check in report.checks:
+        for name, size in (check.sizes or {}).items():
+            tried.setdefault(name, set()).add(size)
+    texts = [f"{name} {', '.join(map(str, sorted(sizes)))}" for name, sizes in tried.items()]
+    return f"Sizes tried: {'; '.join(texts)}." if texts else ""
 
 
 def report_document(report: Report) -> dict[str, Any]:
