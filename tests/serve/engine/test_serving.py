@@ -15,7 +15,7 @@ from exportkit.serve.statuses import BackendError, DeadlineError, NotReadyError,
 from tests.runtime import meeting
 from tests.serve.engine.asking import equal, only, request, serving, serving_model, tensors, until
 
-NAMES = ("doubled", "scores", "indices", "kept")
+NAMES = ("doubled", "scores", "indices", "kept", "logits", "labels")
 FAILS = -1.0  # as x's first element
 WAITS = 2.0  # until another call meets it
 
