@@ -13,7 +13,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,38 +60,45 @@ _KEPT = 4  # forms of valid calls
 _OPTIONS = 8  # forms of valid calls with other options, beside these
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How long to search.
+@dataclass
+class _Seed:
+    form: Form
+    refusal: str
+    varied: int = 0
 
-    Attributes:
-        tries: How many calls.
-        seconds: How long.
-        patience: How many calls in a row may be refused with nothing new.
-    """
 
-    tries: int = 2000
-    patience: int = 600
-    seconds: float = 20.0
+def search_calls(schema: torch.FunctionSchema, attempt: Try, device: torch.device, seed: int, **limits: Any) -> Search:
+    """Searches valid calls, with tensors on a device. The limits are those of Search."""
+    return Search(arguments_of(schema), attempt, device, random.Random(seed), **limits).run()
 
 
 @dataclass
 class Search:
-    """What a search found.
+    """A search for valid calls, and what it found: `valid` has their forms, the simplest first.
 
-    Attributes:
-        arguments: The operator's arguments.
-        valid: The forms of valid calls, the simplest first.
-        tried: How many calls were tried.
-        refusals: What they were refused with, and how often.
-        obstacle: Why no call can be drawn at all, or None.
+    It ends after so many tries or seconds, or as many calls in a row that are refused with nothing new. `refusals` has
+    what calls were refused with, and how often; `obstacle`, why no call can be drawn at all.
     """
 
     arguments: tuple[Argument, ...]
-    valid: list[Form] = field(default_factory=list)
-    tried: int = 0
-    refusals: Counter[str] = field(default_factory=Counter)
-    obstacle: str | None = None
+    attempt: Try
+    device: torch.device
+    chance: random.Random
+    tries: int = 2000
+    patience: int = 600
+    seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        self.valid: list[Form] = []
+        self.tried = 0
+        self.refusals: Counter[str] = Counter()
+        self.obstacle: str | None = None
+        self._ends = time.monotonic() + self.seconds
+        self._seen: set[Form] = set()
+        self._seeds: dict[str, _Seed] = {}
+        self._numbers = {0, 1, 2, 3, 4, 8}  # and those that refusals name
+        self._words: set[str] = set()
+        self._news = 0  # the try with the last new refusal
 
     def summary(self) -> str:
         """Says what was tried, for an operator without a valid call."""
@@ -101,99 +108,61 @@ class Search:
         said = "; ".join(f"{count} times: {text}" for text, count in ranked)
         return f"{self.tried} drawn calls were refused, with {len(self.refusals)} different messages. {said}"
 
-
-@dataclass
-class _Seed:
-    form: Form
-    refusal: str
-    varied: int = 0
-
-
-def search_calls(
-    schema: torch.FunctionSchema, attempt: Try, device: torch.device, seed: int, effort: Effort = Effort()
-) -> Search:
-    """Searches valid calls.
-
-    Args:
-        schema: The operator's schema.
-        attempt: Calls the operator with a drawn call.
-        device: Where the tensors lie.
-        seed: Of what is drawn.
-        effort: How long to search.
-    """
-    return _Searcher(Search(arguments_of(schema)), attempt, device, random.Random(seed), effort).run()
-
-
-@dataclass
-class _Searcher:
-    search: Search
-    attempt: Try
-    device: torch.device
-    chance: random.Random
-    effort: Effort
-
-    def __post_init__(self) -> None:
-        self.ends = time.monotonic() + self.effort.seconds
-        self.seen: set[Form] = set()
-        self.seeds: dict[str, _Seed] = {}
-        self.numbers = {0, 1, 2, 3, 4, 8}  # and those that refusals name
-        self.words: set[str] = set()
-        self.news = 0  # the try with the last new refusal
-
     def run(self) -> Search:
+        """Searches, and returns itself."""
         try:
-            simplest = [tuple(argument.first(shape) for argument in self.search.arguments) for shape in _SHAPES]
+            simplest = [tuple(argument.first(shape) for argument in self.arguments) for shape in _SHAPES]
         except UnknownTypeError as error:
-            self.search.obstacle = str(error)
-            return self.search
+            self.obstacle = str(error)
+            return self
         with contextlib.suppress(StopSearch):
             self._search(simplest)
-        return self.search
+        return self
 
     def _search(self, simplest: Sequence[Form]) -> None:
         for form in simplest:
-            if len(self.search.valid) < _KEPT:
+            if len(self.valid) < _KEPT:
                 self._try(form)
-        while not self.search.valid and self._goes_on() and self.seeds:
-            seed = min(self.seeds.values(), key=lambda each: (each.varied, self.chance.random()))
+        while not self.valid and self._goes_on() and self._seeds:
+            seed = min(self._seeds.values(), key=lambda each: (each.varied, self.chance.random()))
             seed.varied += 1
             for _ in range(8):
                 form = seed.form
                 for _ in range(self.chance.choice((1, 1, 2, 3))):
                     form = self._changed(form, seed.refusal)
                 self._try(form)
-                if self.search.valid:
+                if self.valid:
                     break
-        most = len(self.search.valid) + _OPTIONS
-        for number, form in enumerate((self.search.valid * 2)[:2]):
+        most = len(self.valid) + _OPTIONS
+        for number, form in enumerate((self.valid * 2)[:2]):
             for others in self._with_other_options(form):
                 for other in reversed(others) if number else others:
-                    if len(self.search.valid) < most and self._try(other):
+                    if len(self.valid) < most and self._try(other):
                         break
 
     def _goes_on(self) -> bool:
-        if self.search.tried - self.news > self.effort.patience:
+        if self.tried - self._news > self.patience:
             return False
-        return self.search.tried < self.effort.tries and time.monotonic() < self.ends
+        return self.tried < self.tries and time.monotonic() < self._ends
 
     def _try(self, form: Form) -> bool:
         """Calls the operator with a form that is new. Returns whether it is valid."""
-        if form in self.seen or not self._goes_on():
+        if form in self._seen or not self._goes_on():
             return False
-        self.seen.add(form)
-        self.search.tried += 1
-        refusal = self.attempt(draw(self.search.arguments, form, f"drawn: {shapes_text(form)}", self.device))
+        self._seen.add(form)
+        self.tried += 1
+        refusal = self.attempt(draw(self.arguments, form, f"drawn: {shapes_text(form)}", self.device))
         if refusal is None:
-            self.search.valid.append(form)
+            self.valid.append(form)
             return True
         kind = re.sub(r"-?\d+(\.\d+)?", "#", refusal)
-        self.news = self.search.tried if kind not in self.search.refusals else self.news
-        self.search.refusals[kind] += 1
-        self.numbers |= {int(text) for text in re.findall(r"\b\d{1,4}\b", refusal)}
-        self.words |= set(re.findall(r"['\"]([\w.-]{1,20})['\"]", refusal))
-        if kind not in self.seeds or self.chance.random() < 0.1:
-            varied = self.seeds[kind].varied if kind in self.seeds else 0
-            self.seeds[kind] = _Seed(form, refusal, varied)
+        self._news = self.tried if kind not in self.refusals else self._news
+        self.refusals[kind] += 1
+        self._numbers |= {int(text) for text in re.findall(r"\b\d{1,4}\b", refusal)}
+        self._words |= set(re.findall(r"['\"]([\w.-]{1,20})['\"]", refusal))
+        if kind not in self._seeds or self.chance.random() < 0.1:
+            varied = self._seeds[kind].varied if kind in self._seeds else 0
+            self._seeds[kind] = _Seed(form, refusal, varied)
         return False
 
     # --- other forms ----------------------------------------------------------------------------------------------
@@ -201,7 +170,7 @@ class _Searcher:
     def _with_other_options(self, form: Form) -> Iterator[list[Form]]:
         """Yields the form with other values, an argument at a time. Its shapes stay, so that they still fit."""
         shapes = [each.shape for each in tensor_forms(form)] or [(3, 5)]
-        for index, (argument, value) in enumerate(zip(self.search.arguments, form)):
+        for index, (argument, value) in enumerate(zip(self.arguments, form)):
             others: list[Any] = [None] if argument.optional else []
             if argument.listed:
                 yield self._with_other_lengths(form, index, shapes[0])
@@ -217,7 +186,7 @@ class _Searcher:
 
     def _with_other_lengths(self, form: Form, index: int, shape: tuple[int, ...]) -> list[Form]:
         """Returns the form with a list of other lengths, alone and with all lists, which may have to be as long."""
-        argument, lists = self.search.arguments[index], [len(v) if isinstance(v, tuple) else 0 for v in form]
+        argument, lists = self.arguments[index], [len(v) if isinstance(v, tuple) else 0 for v in form]
         element = form[index][0] if lists[index] else argument.one(shape)
         if argument.length is not None or element is None:
             return []
@@ -229,7 +198,7 @@ class _Searcher:
 
     def _changed(self, form: Form, refusal: str) -> Form:
         """Returns the form with something else, more likely what the refusal names."""
-        arguments = self.search.arguments
+        arguments = self.arguments
         named = [i for i, a in enumerate(arguments) if re.search(rf"\b{re.escape(a.name)}\b", refusal)]
         wanted = [i for i, a in enumerate(arguments) if a.default is Argument.REQUIRED or self.chance.random() < 0.2]
         candidates = named if named and self.chance.random() < 0.6 else wanted or list(range(len(arguments)))
@@ -269,13 +238,13 @@ class _Searcher:
                 return self._tensor(value or argument.tensor(pick(_SHAPES, chance)), form, refusal)
             case "int" | "SymInt" | "number":
                 sizes = [size for each in tensor_forms(form) for size in each.shape]
-                return pick(sorted({*self.numbers, *sizes, *(size * 2 for size in sizes)}), chance)
+                return pick(sorted({*self._numbers, *sizes, *(size * 2 for size in sizes)}), chance)
             case "float":
                 return pick(_FLOATS, chance)
             case "bool":
                 return not value
             case "str":
-                return pick(sorted({*self.words, "", "mean", "sum"}), chance)
+                return pick(sorted({*self._words, "", "mean", "sum"}), chance)
             case "ScalarType":
                 return pick([*_said_dtypes(refusal), *_DTYPES], chance)
             case _:
@@ -304,7 +273,7 @@ class _Searcher:
         return replace(tensor, shape=tuple(shape))
 
     def _named_sizes(self) -> list[int]:
-        return sorted(number for number in self.numbers if 0 < number <= 512)
+        return sorted(number for number in self._numbers if 0 < number <= 512)
 
 
 def _with_size(tensor: TensorForm, old: int, new: int) -> TensorForm:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from exportkit.operators.contract.operator_trial import Subject
 from exportkit.operators.contract.resizing import with_sizes
 from exportkit.operators.contract.sample import Sample
-from exportkit.operators.tools.call_search import Effort, StopSearch, search_calls
+from exportkit.operators.tools.call_search import StopSearch, search_calls
 from exportkit.operators.tools.collected_calls import (
     at_sizes,
     code_in_memory,
@@ -102,10 +102,10 @@ def test_the_same_seed_finds_the_same_calls():
 
 
 def test_a_search_is_bounded_and_says_what_was_tried():
-    search = search_calls(PICKY, lambda call: "no", CPU, 0, Effort(tries=50))
+    search = search_calls(PICKY, lambda call: "no", CPU, 0, tries=50)
     assert search.tried == 50
     assert search.summary() == "50 drawn calls were refused, with 1 different messages. 50 times: no"
-    patient = search_calls(PICKY, lambda call: "no", CPU, 0, Effort(patience=20))
+    patient = search_calls(PICKY, lambda call: "no", CPU, 0, patience=20)
     assert 20 <= patient.tried < 40
     ended = []
 
