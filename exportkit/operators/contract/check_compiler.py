@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -80,9 +81,7 @@ def _first(trial: Trial) -> Sample:
 
 
 def _compared(trial: Trial, actual: Any, expected: Any, what: str, call: Sample) -> Problem | None:
-    a, e = tensors(actual), tensors(expected)
-    rtol, atol = tolerance(trial, e[0].dtype) if e else (0.0, 0.0)
-    if found := first_difference(a, e, rtol, atol):
+    if found := first_difference(tensors(actual), tensors(expected), functools.partial(tolerance, trial)):
         return Problem(f"{what} must answer like the operator, but in output {found[0]} {found[1]}.", call=call)
     return None
 

@@ -12,7 +12,7 @@ from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.differences import difference
 from exportkit.operators.contract.fake_kernel import fake_answer
 from exportkit.operators.contract.findings import Severity
-from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES
+from exportkit.operators.contract.operator_spec import default_tolerance
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial
 from exportkit.operators.contract.resizing import grown, resized
 from exportkit.operators.contract.sample import Sample
@@ -86,6 +86,6 @@ def _not_repeated(trial: Trial, small: Sample, old: int, call: Sample) -> str | 
         for dim, size in enumerate(one.shape):
             if size == old and many.dim() == one.dim() and many.shape[dim] > old:
                 one = one.index_select(dim, torch.arange(many.shape[dim], device=one.device) % size)
-        if text := difference(many, one, *DEFAULT_TOLERANCES.get(one.dtype, (0.0, 0.0))):
+        if text := difference(many, one, *default_tolerance(one.dtype)):
             return f"in output {index} {text}"
     return None

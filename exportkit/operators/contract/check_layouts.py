@@ -14,7 +14,7 @@ from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.fake_kernel import depends_on_values, fake_outputs
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.memory_layouts import EXPANDED, SPACED, STRIDED, UNALIGNED, MemoryLayout
-from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES
+from exportkit.operators.contract.operator_spec import default_tolerance
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
 from exportkit.operators.contract.resizing import resized, sizes_of
 from exportkit.operators.contract.sample import Sample, tensors
@@ -96,8 +96,7 @@ def _judged(trial: Trial, laid: _LaidOut, actual: list[Tensor], expected: list[T
     has_spec = trial.subject.spec is not None
     if found := first_difference(actual, expected):
         index, text = found
-        rtol, atol = DEFAULT_TOLERANCES.get(expected[index].dtype, (0.0, 0.0))
-        close = first_difference(actual, expected, rtol, atol) is None
+        close = first_difference(actual, expected, default_tolerance) is None
         if close and laid.layout in UNALIGNED and trial.subject.name in triton_ops_to_kernels:
             return None  # Triton compiles other code for a pointer that is no multiple of 16
         severity = Severity.doubtful if close and not has_spec else Severity.broken

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import replace
 from typing import Any
 
 from exportkit.operators.contract.definition import ContractCheck, Problem
@@ -33,7 +32,7 @@ def float_parameter(trial: Trial, call: Sample) -> Problem | None:
     plain = trial.outputs(call)
     for name, value in given.items():
         changed, doubled = _changed(value, 1), _changed(value, 2)
-        answers = [trial.outputs(_with(trial, call, name, other)) for other in (changed, doubled)]
+        answers = [trial.outputs(Sample(call.label, (), bound | {name: other})) for other in (changed, doubled)]
         far = any(difference(a, b, rtol=1e-2, atol=1e-2) for a, b in zip(answers[0], plain))
         # Only the last bits were read, if those alone decide.
         if far and not any(difference(a, b) for a, b in zip(*answers)):
@@ -62,11 +61,3 @@ def _changed(value: Any, times: float) -> Any:
 def _with_low_bits(value: float, low: float) -> float:
     """Returns a number near a value whose last 32 bits are those of another number as a float32."""
     return float(struct.unpack("<d", struct.pack("<f", low) + struct.pack("<d", value)[4:])[0])
-
-
-def _with(trial: Trial, call: Sample, name: str, value: Any) -> Sample:
-    arguments = [a.name for a in trial.subject.overload._schema.arguments]
-    place = arguments.index(name)
-    if place < len(call.args):
-        return replace(call, args=(*call.args[:place], value, *call.args[place + 1 :]))
-    return replace(call, kwargs={**call.kwargs, name: value})

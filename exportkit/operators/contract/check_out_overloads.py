@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import FunctionSchema
 from torch._ops import OpOverload
@@ -36,8 +38,7 @@ def out_overload(trial: Trial, call: Sample) -> Problem | None:
         f"torch.ops.{overload}(*args, **room)\nprint(results, room)"
     )
     overload(*own.args, **own.kwargs, **room)
-    rtol, atol = tolerance(trial, expected[0].dtype)
-    if found := first_difference([*room.values()], expected, rtol, atol):
+    if found := first_difference([*room.values()], expected, functools.partial(tolerance, trial)):
         said = f"{overload} must write what the operator returns, but in output {found[0]} {found[1]}."
         return Problem(said, shown=shown)
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.findings import Severity
-from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES
+from exportkit.operators.contract.operator_spec import default_tolerance
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, is_out_of_memory
 from exportkit.operators.contract.resizing import grown, resized
 from exportkit.operators.contract.sample import Sample, upcast
@@ -33,7 +34,7 @@ def reference_of(trial: Trial) -> Callable[..., Any]:
 
 def tolerance(trial: Trial, dtype: torch.dtype) -> tuple[float, float]:
     """Returns (rtol, atol) of the kernel against the reference: the SPEC's, or the default ones."""
-    return trial.subject.spec.tolerance(dtype) if trial.subject.spec else DEFAULT_TOLERANCES.get(dtype, (0.0, 0.0))
+    return trial.subject.spec.tolerance(dtype) if trial.subject.spec else default_tolerance(dtype)
 
 
 _RUNS = 3
@@ -122,10 +123,10 @@ def equals_reference_in_float64(trial: Trial, call: Sample) -> Problem | None:
 def _compared(trial: Trial, actual: list[Tensor], expected: list[Tensor], what: str) -> Problem | None:
     if len(actual) != len(expected):
         return Problem(f"The operator returns {len(actual)} tensors, and {what} {len(expected)}.")
-    for index, (a, e) in enumerate(zip(actual, expected)):
-        rtol, atol = tolerance(trial, e.dtype)
-        if found := first_difference([a], [e], rtol, atol):
-            return Problem(f"Output {index} must equal {what} (rtol {rtol:g}, atol {atol:g}), but {found[1]}.")
+    if found := first_difference(actual, expected, functools.partial(tolerance, trial)):
+        index, text = found
+        rtol, atol = tolerance(trial, expected[index].dtype)
+        return Problem(f"Output {index} must equal {what} (rtol {rtol:g}, atol {atol:g}), but {text}.")
     return None
 
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+Tolerance = Callable[[torch.dtype], tuple[float, float]]  # (rtol, atol) of a dtype
+
 
 def difference(actual: Tensor, expected: Tensor, rtol: float = 0.0, atol: float = 0.0) -> str | None:
-    """Says how two tensors differ. NaN equals NaN.
-
-    Args:
-        actual: The first.
-        expected: The second, of any layout.
-        rtol: Allowed difference, relative to `expected`.
-        atol: Allowed absolute difference.
-
-    Returns:
-        Such as "2 of 6 elements differ, first [0, 1]: 1.5 and 1.0", or None if they do not differ.
-    """
+    """Says how two tensors differ, such as "2 of 6 elements differ, first [0, 1]: 1.5 and 1.0". NaN equals NaN."""
     if actual.shape != expected.shape:
         return f"the shapes are {list(actual.shape)} and {list(expected.shape)}"
     if actual.dtype != expected.dtype:
@@ -47,12 +41,12 @@ def shortened(text: str, most: int = 400) -> str:
 
 
 def first_difference(
-    actual: list[Tensor], expected: list[Tensor], rtol: float = 0.0, atol: float = 0.0
+    actual: list[Tensor], expected: list[Tensor], tolerance: Tolerance = lambda dtype: (0.0, 0.0)
 ) -> tuple[int, str] | None:
     """Says which tensor of two answers is the first that differs, and how."""
     if len(actual) != len(expected):
         return 0, f"there are {len(actual)} and {len(expected)} outputs"
     for index, (a, e) in enumerate(zip(actual, expected)):
-        if text := difference(a, e, rtol, atol):
+        if text := difference(a, e, *tolerance(e.dtype)):
             return index, text
     return None

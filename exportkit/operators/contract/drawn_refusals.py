@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,36 +16,17 @@ Change = tuple[str, dict[str, Any]]
 """What is wrong, and the changed arguments."""
 
 
-class Drawn(NamedTuple):
-    """A call that must be refused.
+def drawn_refusals(op: str, layout: Layout, arguments: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Breaks every rule of a layout, one at a time: yields what is wrong, every argument by name, the layout's words.
 
-    Attributes:
-        label: What is wrong.
-        arguments: Every argument by name.
-        message: The layout's words.
-    """
-
-    label: str
-    arguments: dict[str, Any]
-    message: str
-
-
-def drawn_refusals(op: str, layout: Layout, arguments: Mapping[str, Any]) -> Iterator[Drawn]:
-    """Breaks every rule of a layout, one at a time.
-
-    Args:
-        op: The operator's name.
-        layout: Its layout.
-        arguments: A valid call, by name. Sizes of at least 2 show most.
-
-    Raises:
-        AssertionError: The layout takes a call that breaks one of its rules.
+    The arguments are those of a valid call, of which sizes of at least 2 show most. It raises AssertionError if the
+    layout takes a call that breaks one of its rules.
     """
     for label, changed in _Changes(layout, arguments).all():
         try:
             layout.fake(op, {**arguments, **changed})
         except RuntimeError as error:
-            yield Drawn(label, {**arguments, **changed}, str(error).splitlines()[0])
+            yield label, {**arguments, **changed}, str(error).splitlines()[0]
         else:
             raise AssertionError(f"{op}: the layout takes a call with {label}")
 

@@ -11,7 +11,7 @@ import torch
 
 from exportkit.operators.contract.drawn_refusals import drawn_refusals
 from exportkit.operators.contract.layout import FLOATING, Layout
-from exportkit.operators.contract.sample import Sample
+from exportkit.operators.contract.sample import Sample, bound_arguments
 
 Autocast = Literal["float32", "widest", "first"]
 
@@ -23,6 +23,11 @@ DEFAULT_TOLERANCES: Mapping[torch.dtype, tuple[float, float]] = {
     torch.float16: (2e-3, 1e-3),
     torch.bfloat16: (1.6e-2, 8e-3),
 }
+
+
+def default_tolerance(dtype: torch.dtype) -> tuple[float, float]:
+    """Returns (rtol, atol) of kernel against reference; (0, 0) for dtypes that are not floating."""
+    return DEFAULT_TOLERANCES.get(dtype, (0.0, 0.0))
 
 
 @dataclass(frozen=True)
@@ -103,9 +108,7 @@ class OpSpec:
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns every argument of a call by name, in the schema's order, defaults included."""
-        parameters = self.overload._schema.arguments
-        given = {**dict(zip((p.name for p in parameters), args)), **kwargs}
-        return {p.name: given.get(p.name, p.default_value) for p in parameters}
+        return bound_arguments(self.overload, args, kwargs)
 
     def _first_call(self, device: torch.device) -> dict[str, Any]:
         sample = next(iter(self.samples(device, self.dtypes[0])))
@@ -113,6 +116,4 @@ class OpSpec:
 
     def tolerance(self, dtype: torch.dtype) -> tuple[float, float]:
         """Returns (rtol, atol) of kernel against reference in `dtype`; (0, 0) for dtypes that are not floating."""
-        if dtype in self.tolerances:
-            return self.tolerances[dtype]
-        return DEFAULT_TOLERANCES.get(dtype, (0.0, 0.0))
+        return self.tolerances.get(dtype) or default_tolerance(dtype)

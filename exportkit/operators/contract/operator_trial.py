@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from exportkit.operators.contract.operator_spec import OpSpec
-from exportkit.operators.contract.sample import Sample, tensors
+from exportkit.operators.contract.sample import Sample, bound_arguments, tensors
 
 Resize = Callable[[Sample, Mapping[int, int]], Sample | None]
 
@@ -182,9 +182,7 @@ class Trial:
 
     def bound(self, call: Sample) -> dict[str, Any]:
         """Returns a call's arguments by name, with the schema's defaults."""
-        schema = self.subject.overload._schema.arguments
-        given = dict(zip([a.name for a in schema], call.args)) | dict(call.kwargs)
-        return {a.name: given.get(a.name, a.default_value) for a in schema}
+        return bound_arguments(self.subject.overload, call.args, call.kwargs)
 
     @contextlib.contextmanager
     def reproducible(self) -> Iterator[None]:

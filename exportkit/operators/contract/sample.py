@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 
 def tensors(value: Any) -> list[Tensor]:
     """Returns the tensors in a value, in order."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def bound_arguments(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns every argument of a call by name, in the schema's order, defaults included."""
+    parameters = operator._schema.arguments
+    given = {**dict(zip((p.name for p in parameters), args)), **kwargs}
+    return {p.name: given.get(p.name, p.default_value) for p in parameters}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from exportkit.export.models.placement import usable_device
 from exportkit.export.models.resolve import parse_dtype, resolve_decompositions
 from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.findings import Finding, Severity
-from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES
+from exportkit.operators.contract.operator_spec import default_tolerance
 from exportkit.operators.contract.operator_trial import Subject, Trial, first_line
 from exportkit.operators.contract.sample import Sample, tensors, upcast
 from exportkit.operators.tools.call_files import read_answers, write_calls
@@ -104,9 +104,10 @@ class _Judge:
             expected = {number: self._expected(self._calls[number]) for number in answers}
         findings: list[Finding] = []
         for number, answer in answers.items():
-            differences = [_difference(answer, each) for each in expected[number]]
-            if all(differences):  # it is near neither
-                message = f"An answer of the kernel's process must equal the reference's, but {differences[0]}."
+            differences = [first_difference(answer, each, default_tolerance) for each in expected[number]]
+            if all(differences) and (first := differences[0]):  # it is near neither
+                text = f"in output {first[0]} {first[1]}"
+                message = f"An answer of the kernel's process must equal the reference's, but {text}."
                 findings.append(Finding("judged-values", Severity.broken, message, hint=self._calls[number].label))
                 break
         of_reference = {each for each in dispatched_by(log) if not _MEMORY.fullmatch(each.partition("::")[2])}
@@ -145,16 +146,6 @@ class _Judge:
         except Exception:  # it may take no float64
             return same, same
         return same, [e.to(s.dtype) for e, s in zip(exact, same)]
-
-
-def _difference(actual: list[Tensor], expected: list[Tensor]) -> str | None:
-    if len(actual) != len(expected):
-        return f"there are {len(actual)} and {len(expected)} outputs"
-    for index, (a, e) in enumerate(zip(actual, expected)):
-        rtol, atol = DEFAULT_TOLERANCES.get(e.dtype, (0.0, 0.0))
-        if found := first_difference([a], [e], rtol, atol):
-            return f"in output {index} {found[1]}"
-    return None
 
 
 def main(connection: socket.socket) -> None:

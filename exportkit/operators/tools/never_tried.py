@@ -8,8 +8,7 @@ from typing import Any
 from torch._ops import OpOverload
 
 from exportkit.operators.contract.findings import OperatorReport
-from exportkit.operators.contract.operator_trial import Subject, Trial
-from exportkit.operators.contract.sample import Sample
+from exportkit.operators.contract.sample import Sample, bound_arguments
 from exportkit.operators.tools.forms import Argument, arguments_of
 from exportkit.operators.tools.registered import gradient_of
 
@@ -17,15 +16,8 @@ _PLACES = ("Device", "Layout", "MemoryFormat", "Generator")  # there is mostly o
 
 
 def never_tried(operator: OpOverload, calls: Sequence[Sample], report: OperatorReport) -> tuple[str, ...]:
-    """Says which arguments were never given or had one value in all calls, and why gradients were not checked.
-
-    Args:
-        operator: The operator.
-        calls: The valid calls that were checked.
-        report: What the checks found.
-    """
-    trial = Trial(Subject(operator, ()))
-    bound = [trial.bound(call) for call in calls]
+    """Says which arguments were never given or had one value in all calls, and why gradients were not checked."""
+    bound = [bound_arguments(operator, call.args, call.kwargs) for call in calls]
     arguments = [a for a in arguments_of(operator._schema) if a.kind not in _PLACES]
     said = [text for a in arguments for text in _said(a, [values[a.name] for values in bound])]
     gradient = report.skipped.get("gradcheck")
