@@ -20,14 +20,7 @@ _LITERAL = 64
 
 @dataclass(frozen=True)
 class WrittenCall:
-    """A call and its code, which makes exactly this call.
-
-    Attributes:
-        call: The call.
-        args: The code of each positional argument.
-        kwargs: The code of each argument by name.
-        seeded: Whether the code draws values, after `torch.manual_seed(0)`.
-    """
+    """A call, and the code of its arguments that makes exactly this call: seeded with 0, if it draws values."""
 
     call: Sample
     args: tuple[str, ...]

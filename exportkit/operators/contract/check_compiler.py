@@ -33,13 +33,7 @@ _WRONG_ALREADY = (
 
 
 class OperatorCall(nn.Module):
-    """An operator as a module of its tensor arguments. Everything else is constant.
-
-    Args:
-        function: The operator, or its wrapper.
-        bound: The arguments of a call, by name.
-        written: The arguments that the operator writes to.
-    """
+    """An operator, or its wrapper, as a module of its tensor arguments. Everything else is constant."""
 
     def __init__(self, function: Callable[..., Any], bound: dict[str, Any], written: tuple[str, ...] = ()) -> None:
         super().__init__()

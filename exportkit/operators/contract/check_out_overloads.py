@@ -45,11 +45,7 @@ def out_overload(trial: Trial, call: Sample) -> Problem | None:
 
 
 def tagged_overload(operator: OpOverload) -> OpOverload:
-    """Returns the overload with the tag `out` that torch takes for an operator's.
-
-    Raises:
-        NotApplicable: There is none.
-    """
+    """Returns the overload with the tag `out` that torch takes for an operator's, or raises NotApplicable."""
     tag = getattr(torch.Tag, "out", None)  # torch 2.11 has none
     packet = operator.overloadpacket
     for name in packet.overloads():

@@ -22,11 +22,7 @@ from exportkit.operators.contract.sample import Sample, upcast
 
 
 def reference_of(trial: Trial) -> Callable[..., Any]:
-    """Returns the reference.
-
-    Raises:
-        NotApplicable: There is none.
-    """
+    """Returns the reference. Raises NotApplicable if there is none."""
     if trial.subject.reference is None:
         raise NotApplicable("no reference is given")
     return trial.subject.reference

@@ -19,17 +19,11 @@ Function = TypeVar("Function", bound=Callable[..., "Problem | None"])
 
 @dataclass(frozen=True)
 class Problem:
-    """What a check says of one call.
+    """What a check says of one call: what was promised and what was seen, in a sentence.
 
-    Attributes:
-        message: What was promised and what was seen, in a sentence.
-        hint: What to change, where the check's own hint does not fit.
-        severity: How bad it is.
-        shown: The code that shows it, where the plain call does not. `{call}` in it becomes the call, `{op}` the
-            operator. `*args` in it are the arguments, which are then assigned first.
-        call: The call that shows it, in a check of the operator.
-        layout: How the call's tensors lie in memory.
-        number: Which of the tensors lies so. None: all.
+    Its hint replaces the check's. `shown` is the code that shows it, where the plain call does not. `{call}` in it
+    becomes the call, `{op}` the operator; `*args` are the arguments, which are then assigned first. `call` is for a
+    check of the operator. The call's tensors lie in memory as `layout` says, or only tensor `number` of them.
     """
 
     message: str

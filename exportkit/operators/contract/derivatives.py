@@ -15,13 +15,7 @@ from exportkit.operators.contract.sample import Sample
 
 @dataclass(frozen=True)
 class Differentiable:
-    """A function of some arguments of a call, with the others fixed.
-
-    Attributes:
-        names: The arguments that get gradients.
-        inputs: Their values, as leaves that require gradients.
-        function: The outputs that are floating, from the values.
-    """
+    """The floating outputs of a call, as a function of the arguments that get gradients."""
 
     names: tuple[str, ...]
     inputs: tuple[Tensor, ...]
@@ -45,15 +39,9 @@ class Differentiable:
 
 
 def differentiable(trial: Trial, call: Sample, function: Callable[..., Any] | None = None) -> Differentiable:
-    """Returns a call as a function of the arguments that have gradients.
+    """Returns a call, of the operator or another function, as a function of the arguments that have gradients.
 
-    Args:
-        trial: The operator.
-        call: A call of it.
-        function: What is called instead of the operator.
-
-    Raises:
-        NotApplicable: No argument has a gradient, or the values are not finite.
+    It raises NotApplicable if no argument has one, or if the values are not finite.
     """
     if trial.subject.is_mutable:
         raise NotApplicable("the operator writes to an argument")

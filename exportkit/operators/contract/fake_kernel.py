@@ -18,20 +18,12 @@ from exportkit.operators.contract.sample import Sample, tensors
 
 
 def fake_answer(trial: Trial, call: Sample) -> list[Tensor]:
-    """Returns the outputs of the fake kernel, which are kept for the checks that follow.
-
-    Raises:
-        NotApplicable: The operator has no fake kernel.
-    """
+    """Returns the outputs of the fake kernel, as `fake_outputs`. They are kept for the checks that follow."""
     return trial.remembered("fake", call, lambda: fake_outputs(trial, call))
 
 
 def fake_outputs(trial: Trial, call: Sample) -> list[Tensor]:
-    """Calls the fake kernel. A size that depends on values is a symbol, as in an export.
-
-    Raises:
-        NotApplicable: The operator has no fake kernel.
-    """
+    """Calls the fake kernel, or raises NotApplicable. A size that depends on values is a symbol, as in an export."""
     try:
         return _faked(trial, call, None)
     except UnsupportedOperatorException as error:
@@ -49,8 +41,7 @@ def _faked(trial: Trial, call: Sample, env: ShapeEnv | None) -> list[Tensor]:
 def _called(trial: Trial, call: Sample, own: Sample, mode: FakeTensorMode) -> list[Tensor]:
     """Calls the operator with the fakes of a call.
 
-    Raises:
-        NotApplicable: torch would call the kernel, and it reads memory, which fakes do not have.
+    NotApplicable: torch would call the kernel, and it reads memory, which fakes do not have.
     """
     operator = trial.subject.overload
     if has_one_kernel(operator) and not has_own_fake(operator):

@@ -27,12 +27,7 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {">": operator.gt, ">=": op
 
 
 def check(holds: Any, *parts: Any) -> None:
-    """Raises RuntimeError, as a kernel does, unless `holds`, which may be symbolic.
-
-    Args:
-        holds: What must be true.
-        *parts: The parts of the message. They are only formatted for a message.
-    """
+    """Raises RuntimeError, as a kernel does, unless `holds`, which may be symbolic. Only then parts are formatted."""
     if holds is not True:  # which spares the usual case a call
         torch._check(holds, lambda: "".join(_text(part) for part in parts))
 
@@ -71,11 +66,7 @@ class Layout:
     after: Mapping[str, Layout] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Reads every part, so that a mistake shows at once.
-
-        Raises:
-            ValueError: A part cannot be read, or names what is not there.
-        """
+        """Reads every part, so that a mistake shows at once, as a ValueError."""
         if isinstance(self.outputs, str):
             raise ValueError(f"outputs must be a list, such as [{self.outputs!r}], and not a string")
         inputs = {name: text for _, layout in self.chain("") for name, text in layout.tensors.items()}
@@ -113,26 +104,14 @@ class Layout:
         yield op, self
 
     def check(self, op: str, arguments: Mapping[str, Any]) -> _Call:
-        """Checks the arguments of a call.
-
-        Args:
-            op: The operator's name, which errors begin with.
-            arguments: Every argument by name. Sizes may be symbolic.
-
-        Raises:
-            RuntimeError: An argument is not as it must be.
-        """
+        """Checks the arguments of a call, by name; sizes may be symbolic. A RuntimeError begins with `op`."""
         call = _Call(arguments)
         for name, layout in self.chain(op):
             _Checks(name, layout, call).run()
         return call
 
     def fake(self, op: str, arguments: Mapping[str, Any]) -> Any:
-        """Checks the arguments of a call and returns its results, empty. The arguments are those of `check`.
-
-        Raises:
-            RuntimeError: An argument is not as it must be.
-        """
+        """Checks the arguments of a call as `check` does, and returns its results, empty."""
         call = self.check(op, arguments)
         if callable(self.outputs):
             return self.outputs(**arguments)

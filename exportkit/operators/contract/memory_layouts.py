@@ -15,12 +15,9 @@ _FRAME = 64
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """A way to lay out a tensor.
+    """A way to lay out a tensor: its values in new memory, or the tensor itself where the layout changes nothing.
 
-    Attributes:
-        name: What a reader calls it.
-        apply: Returns the values in new memory of this layout, or the tensor where the layout changes nothing.
-        code: The code of the result, from the code of the tensor and the tensor.
+    `code` is the code of the result, from the code of the tensor and the tensor.
     """
 
     name: str

@@ -19,16 +19,11 @@ Resize = Callable[[Sample, Mapping[int, int]], Sample | None]
 
 @dataclass(frozen=True)
 class Subject:
-    """An operator under check.
+    """An operator under check, with valid calls, in every dtype and on every device that shall be checked.
 
-    Attributes:
-        overload: The dispatcher's operator.
-        calls: Valid calls, in every dtype and on every device that shall be checked.
-        reference: A function with the operator's parameters that computes the same with torch's operators. None: the
-            kernel is compared only with itself.
-        spec: The operator's promises, where it has any. None: each check assumes what the schema says.
-        resize: Makes a call with other sizes, given which size becomes which; None where it cannot. Without the
-            function, `resizing.with_sizes` does, and integer tensors are taken for indices unless a SPEC has them.
+    Without a reference, the kernel is compared only with itself; without a SPEC, each check assumes what the schema
+    says. `resize` makes a call with other sizes, given which size becomes which; None where it cannot. Without the
+    function, `resizing.with_sizes` does, and integer tensors are taken for indices unless a SPEC has them.
     """
 
     overload: OpOverload
@@ -87,11 +82,8 @@ def first_line(error: BaseException) -> str:
 class Trial:
     """One operator while it is checked. Answers to a call are computed once and shared.
 
-    Attributes:
-        subject: The operator and its calls.
-        count: How many times it was called.
-        others: Calls at sizes that the subject does not list, once they were made.
-        known: What was found out about a call, by kind and the call's id, with the call, so that its id stays its own.
+    `count` is how often it was called; `others` are calls at sizes that the subject does not list, once they were made;
+    `known` is what was found out about a call, by kind and the call's id, with the call, so that its id stays its own.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -101,13 +93,7 @@ class Trial:
         self.known: dict[tuple[str, int], tuple[Sample | None, Any]] = {}
 
     def remembered(self, kind: str, call: Sample | None, find: Callable[[], Any]) -> Any:
-        """Returns what `find` finds out about a call, or raises its error; it is asked once.
-
-        Args:
-            kind: What is found out.
-            call: The call. None: of the operator.
-            find: Finds it.
-        """
+        """Returns what `find` finds out about a call or the operator, or raises its error. It is asked once."""
         key = (kind, id(call))
         if key not in self.known:
             try:
@@ -121,11 +107,7 @@ class Trial:
         return found
 
     def answer(self, call: Sample) -> list[Tensor]:
-        """Returns what the call produces: its outputs, and its arguments if the operator writes to one.
-
-        Raises:
-            NotApplicable: The operator refuses the call.
-        """
+        """Returns what `produced` does, or raises NotApplicable: the operator refuses the call."""
         return self.remembered("answer", call, lambda: self._answered(call))
 
     def _answered(self, call: Sample) -> list[Tensor]:
@@ -135,11 +117,7 @@ class Trial:
             raise NotApplicable(f"the operator refuses the call: {first_line(error)}") from None
 
     def outputs(self, call: Sample) -> list[Tensor]:
-        """Returns all that the operator itself returns, of which a SPEC's wrapper may return a part.
-
-        Raises:
-            NotApplicable: The operator refuses the call.
-        """
+        """Returns all that the operator itself returns, of which a SPEC's wrapper may return a part. See `answer`."""
         if self.subject.function is self.subject.overload and not self.subject.is_mutable:
             return self.answer(call)
         self.answer(call)
@@ -152,13 +130,8 @@ class Trial:
     def varied_answer(self, call: Sample, what: str, function: Callable[..., Any] | None = None) -> list[Tensor]:
         """Answers a call that a check made from a valid one, with other sizes or values, on copies of its arguments.
 
-        Args:
-            call: The call.
-            what: What it is, such as "a row of the call".
-            function: What is called instead of the operator.
-
-        Raises:
-            NotApplicable: The operator refuses it and has no SPEC, so that nobody said that the call is valid.
+        NotApplicable: the operator refuses it and has no SPEC, so that nobody said that the call is valid. `what` says
+        what it is, such as "a row of the call".
         """
         try:
             return self.fresh_answer(call, function)

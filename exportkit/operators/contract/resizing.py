@@ -37,12 +37,8 @@ def resized(subject: Subject, call: Sample, changes: Mapping[int, int]) -> Sampl
 def with_sizes(call: Sample, changes: Mapping[int, int], *, indices: bool = True) -> Sample | None:
     """Returns the call at other sizes, or None if its indices would point to nothing.
 
-    Sizes that are equal stay equal, and a number that is equal to a size follows it.
-
-    Args:
-        call: A call.
-        changes: Which size becomes which.
-        indices: Whether integers that could be indices into a size, or offsets up to it, stay below it, or reach it.
+    Sizes that are equal stay equal, and a number that is equal to a size follows it. With `indices`, integers that
+    could be indices into a size, or offsets up to it, stay below it, or reach it.
     """
 
     def change(value: object) -> object:

@@ -34,30 +34,17 @@ _RETURN_TENSOR = "Return a tensor without dimensions. Take sizes from a tensor's
 
 
 def schema_findings(schema: FunctionSchema | str) -> tuple[Finding, ...]:
-    """Finds what is wrong with a schema, without calling the operator.
+    """Finds what is wrong with a schema, or its text. The hint says what to write instead.
 
     Broken is what torch.export or AOTInductor refuses, and what every call on the stable ABI raises for. Doubtful is an
     `int`, which may be a size, and an optional Generator, which may only be left out.
-
-    Args:
-        schema: A schema, or its text, such as "my_ops::scale(Tensor x, float by) -> Tensor".
-
-    Returns:
-        One finding for each argument or result that cannot be taken, with what to write instead as its hint.
-
-    Raises:
-        UsageError: The text is not a schema.
     """
     parsed = parse_schema(schema) if isinstance(schema, str) else schema
     return (*filter(None, map(_of_argument, parsed.arguments)), *_of_results(parsed))
 
 
 def parse_schema(text: str) -> FunctionSchema:
-    """Reads a schema.
-
-    Raises:
-        UsageError: The text is not a schema. The message has what torch says.
-    """
+    """Reads a schema. UsageError has what torch says of a text that is none."""
     try:
         return torch._C.parse_schema(text)
     except RuntimeError as error:
@@ -68,14 +55,7 @@ def parse_schema(text: str) -> FunctionSchema:
 
 
 def schema_type(argument: Any) -> tuple[str, int, str]:
-    """Returns an argument's type in its parts.
-
-    Args:
-        argument: An argument or a result of a FunctionSchema.
-
-    Returns:
-        The innermost kind, such as "SymIntType"; in how many lists it is; and the type as a schema has it.
-    """
+    """Returns a type's innermost kind, such as "SymIntType", in how many lists it is, and its text."""
     type_, around = innermost(argument)
     suffix = "".join("?" if each == "OptionalType" else "[]" for each in reversed(around))
     name = _NAMES.get(type_.kind()) or _OTHERS.get(type_.kind(), (str(type_),))[0]

@@ -67,11 +67,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """Reads "B N D", "... D", "()" or "*".
-
-        Raises:
-            ValueError: The text cannot be read.
-        """
+        """Reads "B N D", "... D", "()" or "*". Raises ValueError for another text."""
         first, *rest = text.split()
         if first in ("*", "()"):
             return cls((), more=first == "*", anything=first == "*")
@@ -99,14 +95,10 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """One tensor of a layout.
+    """One tensor of a layout: the shapes that it may have, and what follows the colon.
 
-    Attributes:
-        shapes: The shapes that it may have. None, if it is like an argument.
-        dtype: What follows the colon.
-        of: The tensor that it was computed from.
-        flag: The argument that says whether a result is computed.
-        like: The argument that a result is like, or that it has the dtype of.
+    It may be `like` an argument, or have its dtype only. It may be computed from the tensor `of`. A `flag` is the
+    argument that says whether a result is computed.
     """
 
     shapes: tuple[Shape, ...]
@@ -117,11 +109,7 @@ class TensorLayout:
 
     @classmethod
     def parse(cls, text: str) -> TensorLayout:
-        """Reads a tensor.
-
-        Raises:
-            ValueError: The text cannot be read.
-        """
+        """Reads a tensor. Raises ValueError for another text."""
         match = _TENSOR.fullmatch(text)
         if match is None or not all(part.strip() for part in match["shapes"].split("|")):
             raise ValueError(f"{text!r} is not the layout of a tensor; write such as 'B N D' or 'B k: int64'")

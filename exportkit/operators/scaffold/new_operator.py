@@ -54,14 +54,10 @@ _BLOCK_SUM = {"package/block_sum.cuh": "csrc/block_sum.cuh"}  # what rows and re
 
 @dataclass(frozen=True)
 class NewOperator:
-    """An operator to write.
+    """An operator to write, of one of KINDS, into a package that has its namespace.
 
-    Attributes:
-        name: Its name in the namespace.
-        package: The package that gets it, which is also its namespace. None: the one that `folder` is of.
-        kind: The shape of its work, one of KINDS.
-        folder: The working folder.
-        output: The package's folder. None: `folder` if it is that package's, else a folder in it with its name.
+    Without `package` it is the one that `folder`, the working folder, is of. `output` is the package's folder; None:
+    `folder` if it is that package's, else a folder in it with its name.
     """
 
     name: str
@@ -73,13 +69,7 @@ class NewOperator:
 
 @dataclass(frozen=True)
 class WrittenFiles:
-    """What was written.
-
-    Attributes:
-        folder: The package's folder.
-        files: The files, relative to the folder. All are new, but for the package's __init__.py.
-        package: The package.
-    """
+    """What was written into a package's folder: all of the files are new, but for the package's __init__.py."""
 
     folder: Path
     files: tuple[str, ...]
@@ -157,11 +147,7 @@ def _is_package(folder: Path, package: str) -> bool:
 
 
 def _package_in(folder: Path, operator: str) -> str:
-    """The package in a folder.
-
-    Raises:
-        UsageError: There is none, or there are several.
-    """
+    """The package in a folder. Raises UsageError if there is none, or several."""
     packages = [path.parent.name for path in folder.glob("*/_common.py") if _is_package(folder, path.parent.name)]
     if len(packages) == 1:
         return packages[0]
@@ -191,15 +177,7 @@ _CPP_KEYWORDS = (
 
 
 def check_operator_name(name: str, python_sources: Iterable[str]) -> None:
-    """Checks the name of a new operator.
-
-    Args:
-        name: The name.
-        python_sources: The Python code that will have a function of this name.
-
-    Raises:
-        UsageError: The name is not allowed; the message says why.
-    """
+    """Checks the name of a new operator, which the Python code will have. UsageError says why it is not allowed."""
     _check_form("an operator", name)
     if name == "name":  # torch.ops.<namespace>.name is the namespace's name
         raise UsageError(
@@ -214,11 +192,7 @@ def check_operator_name(name: str, python_sources: Iterable[str]) -> None:
 
 
 def check_package_name(name: str) -> None:
-    """Checks the name of a new package, which is also its namespace in torch and in C++.
-
-    Raises:
-        UsageError: The name is not allowed; the message says why.
-    """
+    """Checks the name of a new package, also a namespace in torch and in C++. UsageError says why not."""
     _check_form("a package", name)
     if name in TORCH_NAMESPACES or name in _ATTRIBUTES_OF_TORCH_OPS:
         raise UsageError(

@@ -56,16 +56,9 @@ class CandidateLoaded(Message, frozen=True):
 
 
 class DrawJudgedCalls(Message, frozen=True):
-    """Asks the judge for calls. The answer is JudgedCalls.
+    """Asks the judge for calls, to be written to the folder. The answer is JudgedCalls.
 
-    Attributes:
-        operator: The operator's name.
-        schema: Its schema.
-        reference: `path/file.py:function` or `package.module:function` that computes the same.
-        calls: Such a function that yields more calls, or None.
-        options: The seed, the devices, the dtypes and the number of calls.
-        folder: Where the tensors are written.
-        drawn: Whether calls are drawn from the schema, too.
+    `reference` and `calls` name functions, as `path/file.py:function`. Calls are drawn from the schema too, if `drawn`.
     """
 
     operator: str
@@ -95,10 +88,8 @@ class MakeCalls(Message, frozen=True):
 class CallsMade(Message, frozen=True):
     """What the kernel did; its answers are in `answers.safetensors`.
 
-    Attributes:
-        refused: What it refused calls with, by their number.
-        dispatched: The operators that torch's dispatcher was asked for meanwhile, but for itself.
-        milliseconds: Of each call that it did not refuse.
+    By the calls' numbers: what it refused them with. `dispatched` are the operators that torch's dispatcher was asked
+    for, but for itself; `milliseconds` those of the calls that it did not refuse.
     """
 
     refused: dict[str, str]
@@ -107,12 +98,7 @@ class CallsMade(Message, frozen=True):
 
 
 class JudgeAnswers(Message, frozen=True):
-    """Asks the judge to compare the answers, and to time the reference. The answer is Judged.
-
-    Attributes:
-        dispatched: What the kernel called.
-        against: The ways to run the reference that are timed: "eager", "compile".
-    """
+    """Asks the judge to compare the answers, and to time the reference in the ways `against`: "eager", "compile"."""
 
     dispatched: tuple[str, ...]
     against: tuple[str, ...] = ()
@@ -137,14 +123,7 @@ class Judged(Message, frozen=True):
 
 @dataclass(frozen=True)
 class KernelTrial:
-    """What came of a kernel before its judge.
-
-    Attributes:
-        calls: How many calls were drawn.
-        compared: How many of their answers were compared. The kernel refused the others.
-        dispatched: The operators that it called.
-        findings: What was found.
-    """
+    """What came of a kernel before its judge. Of its calls, it refused those whose answers were not compared."""
 
     calls: int
     compared: int
@@ -166,11 +145,7 @@ def asked(child: ChildClient, command: Message, answer: type[M], timeout: float 
 
 
 def files_of(source: OperatorSource, options: CheckOptions) -> tuple[Path, ...]:
-    """Returns the files that hold the kernels.
-
-    Raises:
-        ExportkitError: They cannot be loaded.
-    """
+    """Returns the files that hold the kernels. Raises the errors of loading them."""
     with ChildClient("exportkit.operators.tools.candidate_worker", search_path="caller") as child:
         try:
             return tuple(map(Path, asked(child, LoadCandidate(source, options.libraries), CandidateLoaded).files))
@@ -187,16 +162,9 @@ def given_for(operator: str, given: Mapping[str, str]) -> str | None:
 def judged(
     source: OperatorSource, options: CheckOptions, found: Sequence[Checked], progress: Progress
 ) -> tuple[list[Checked], dict[str, KernelTrial]]:
-    """Holds the answers of kernels against their references, in two processes.
+    """Holds the answers of kernels that have a reference against it, in two processes.
 
-    Args:
-        source: The library.
-        options: How it was checked; a reference for each operator.
-        found: What the checks found, of the operators that have one.
-        progress: Told before each operator.
-
-    Returns:
-        The same with what the judge found, and the trials by operator.
+    Returns the same reports with what the judge found, and the trials by operator.
     """
     checked, trials = [], {}
     for each in found:
@@ -247,14 +215,9 @@ def statement(
     *,
     drawn: bool,
 ) -> dict[str, Any]:
-    """Returns the in-toto statement about kernels.
+    """Returns the in-toto statement about kernels, whose files have these digests by name.
 
-    Args:
-        digests: The sha256 of each file, by its name.
-        options: How they were checked.
-        found: What was found.
-        trials: The trials, by operator.
-        drawn: Whether the seed was drawn after the files were hashed.
+    `drawn` is whether the seed was drawn after the files were hashed.
     """
     operators = []
     for each in found:

@@ -342,11 +342,7 @@ class _Recorder(OperatorMode):
 
 
 def calls_of_model(spec: ExportSpec, device: torch.device) -> dict[str, list[Sample]]:
-    """Runs a model on its example inputs, and returns its calls of custom operators, by the operator's name.
-
-    Raises:
-        ExportError: The model raised an error.
-    """
+    """Runs a model on its example inputs, and returns its calls of custom operators, by the operator's name."""
     doing = users_code("running the model on its example inputs")
     recorder = _Recorder()
     seen = composite_calls(device, recorder.composite)
@@ -358,11 +354,7 @@ def calls_of_model(spec: ExportSpec, device: torch.device) -> dict[str, list[Sam
 
 
 def calls_of_function(text: str, function: Callable[[], Any]) -> list[Sample]:
-    """Calls a function that yields (args, kwargs).
-
-    Args:
-        text: How the user named the function.
-        function: The function.
+    """Calls a function that yields (args, kwargs), which the user named so.
 
     Raises:
         UsageError: It yields something else, or nothing.

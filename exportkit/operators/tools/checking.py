@@ -37,23 +37,10 @@ SEARCH = "search"
 
 
 class CheckOptions(Message, frozen=True):
-    """How operators are checked.
+    """How operators are checked: as `exportkit ops check --help` says.
 
-    Attributes:
-        operators: The operators to check, by names or patterns such as `jagged_*`, with or without namespace. Empty:
-            all.
-        only: The checks to run. Empty: all.
-        references: By operator, `path/file.py:function` or `package.module:function` that computes the same.
-        calls: By operator, such a function that yields (args, kwargs).
-        specs: `package.module:SPEC`, OpSpec objects.
-        inputs: Example inputs of a model, as `exportkit export --input` takes them.
-        libraries: Operator libraries of a model, files or modules.
-        device: `auto`, or a device.
-        dtypes: The dtypes of floating tensors.
-        seed: The seed of what is drawn.
-        most_calls: How many calls of an operator the checks are given.
-        timeout: Seconds that a call may take.
-        memory: Bytes that the process may allocate. None: half of what is free.
+    `references`, `calls`: functions by operator, such as `path/file.py:function`. `memory`: bytes that the process may
+    allocate; None: half of what is free.
     """
 
     operators: tuple[str, ...] = ()
@@ -88,11 +75,8 @@ class Prepared(Message, frozen=True):
 class CheckOne(Message, frozen=True):
     """Asks the child to check an operator. The answer is Checked.
 
-    Attributes:
-        operator: Its name.
-        without: Checks that ended the process before, and are left out.
-        avoid: Calls that ended the process before while they were drawn or varied, as code.
-        varied: Whether the calls of a model or a user are varied.
+    What ended the process before is left out: the checks `without`, and the calls to `avoid` while calls are drawn or
+    varied, as code. `varied`: whether the calls of a model or a user are varied.
     """
 
     operator: str
@@ -117,13 +101,8 @@ Origin = Literal["SPEC", "given", "model", "drawn"]
 class Checked(Message, frozen=True):
     """What came of checking an operator.
 
-    Attributes:
-        report: What the checks found.
-        origin: Where the calls come from, such as "drawn and given"; "none" if there are none.
-        not_checked: Why no check could run, or None.
-        hint: What to do about that.
-        never_tried: What no call tried, in words.
-        seconds: How long it took.
+    `origin` is where the calls come from, such as "drawn and given". `not_checked` says why no check could run, and
+    `hint` what to do about that; `never_tried`, what no call tried.
     """
 
     report: OperatorReport
@@ -140,15 +119,7 @@ class Checked(Message, frozen=True):
 
 
 def check_source(source: OperatorSource, options: CheckOptions, progress: Progress) -> Generator[Checked, None, None]:
-    """Checks the operators of a library or of a model, one after the other.
-
-    Args:
-        source: The library or the model.
-        options: How.
-        progress: Told before each operator.
-
-    Yields:
-        What came of each operator, in the order of their names, as soon as it is known.
+    """Checks the operators of a library or of a model, and yields what came of each as soon as it is known.
 
     Raises:
         UsageError: Something in the source or in the options cannot be found.
@@ -205,11 +176,7 @@ class _Worker:
         return False
 
     def ask(self, command: CheckOne) -> Checked:
-        """Checks an operator.
-
-        Raises:
-            ChildEndedError: The process ended meanwhile.
-        """
+        """Checks an operator. Raises ChildEndedError if the process ended meanwhile."""
         if self._child is None:
             self.start()
         assert self._child is not None

@@ -31,14 +31,9 @@ _ENDED = "it ended the process"
 
 @dataclass
 class Collected:
-    """Valid calls.
+    """Valid calls, of which the first ones are the origin's own, and what was found on the way.
 
-    Attributes:
-        origin: Where they come from.
-        calls: The calls. The first ones are the origin's own.
-        findings: What was found on the way.
-        tried: How many calls were made.
-        why_none: What was tried, if there is no valid call.
+    `why_none` says what was tried, if there is no valid call.
     """
 
     origin: Origin
@@ -50,17 +45,9 @@ class Collected:
 
 @dataclass
 class Collector:
-    """Collects the calls of one operator.
+    """Collects the calls of one operator, and writes each to the journal before it is made.
 
-    Attributes:
-        operator: The operator.
-        journal: Where each call is written before it is made.
-        devices: The devices to call it on.
-        dtypes: The dtypes of floating tensors.
-        avoid: Calls that ended a process before, as code.
-        seed: The seed of what is drawn.
-        most: How many calls are collected.
-        vary: Whether calls are varied.
+    Calls to `avoid` ended a process before; they are code. At most so many are collected.
     """
 
     operator: OpOverload
@@ -119,8 +106,7 @@ class Collector:
     def attempt(self, call: Sample) -> str | None:
         """Calls the operator on copies. Returns what it refused the call with, or None.
 
-        Raises:
-            StopSearch: The operator has ended as many processes as it may.
+        It raises StopSearch where the operator has ended as many processes as it may.
         """
         code = self._code(call)
         if code in self.avoid:
@@ -256,11 +242,9 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 @contextlib.contextmanager
 def watched_calls(operator: OpOverload, see: Callable[[Sample], AbstractContextManager[None]]) -> Iterator[None]:
-    """Makes each call on real tensors in a context, which is told of the memory that they have.
+    """Makes each call on real tensors in the context that `see` returns, which is told of the memory that they have.
 
-    Args:
-        operator: The operator.
-        see: Returns the context for a call of this thread that differs from the one before.
+    It is asked for a call of this thread that differs from the one before.
     """
     dispatch, this_thread, last = operator._op, threading.get_ident(), [object()]
 
@@ -291,9 +275,7 @@ def watched_calls(operator: OpOverload, see: Callable[[Sample], AbstractContextM
 def code_in_memory(subject: Subject, call: Sample) -> str:
     """Writes a call whose tensors begin as far from an aligned address as they do now: that alone may end a process.
 
-    Args:
-        subject: The operator.
-        call: A call of it. Tensors in lists are written without their offset.
+    Tensors in lists are written without their offset.
     """
     args, ends = [], []
     for value in call.args:

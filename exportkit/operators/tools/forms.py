@@ -35,12 +35,7 @@ class TensorForm:
     values: Values = "normal"
 
     def draw(self, highest: int, device: torch.device) -> Tensor:
-        """Draws the tensor from torch's generator.
-
-        Args:
-            highest: The size that indices and offsets stay below or reach.
-            device: Where it lies.
-        """
+        """Draws the tensor from torch's generator. Indices stay below the highest number, and offsets reach it."""
         if self.dtype.is_floating_point or self.dtype.is_complex:
             wide = torch.complex64 if self.dtype.is_complex else torch.float32
             return torch.randn(self.shape, dtype=wide).to(self.dtype).to(device)
@@ -55,16 +50,9 @@ class TensorForm:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a schema.
+    """An argument of a schema: of a kind such as "Tensor", "int", "ScalarType", or a list of these.
 
-    Attributes:
-        name: Its name.
-        kind: The type of one element, such as "Tensor", "int", "ScalarType".
-        optional: Whether it may be None.
-        listed: Whether it is a list.
-        length: The list's length, where the schema fixes it.
-        keyword: Whether it is passed by name.
-        default: Its default, or `Argument.REQUIRED`.
+    `length` is the list's, where the schema fixes it. Without a default it is `Argument.REQUIRED`.
     """
 
     name: str
@@ -83,11 +71,7 @@ class Argument:
         return self.kind == "Tensor"
 
     def first(self, shape: tuple[int, ...]) -> Any:
-        """Returns the value that a first call has.
-
-        Raises:
-            UnknownTypeError: There is none.
-        """
+        """Returns the value that a first call has. Raises UnknownTypeError if there is none."""
         if self.default is not Argument.REQUIRED:
             return self.default
         if self.optional and not self.listed:

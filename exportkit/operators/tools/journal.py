@@ -12,13 +12,10 @@ import msgspec
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What the process did.
+    """What the process did: a check, and the call that was made for it, as code.
 
-    Attributes:
-        check: The check.
-        call: The call that was made, as code; None if there was none.
-        given: The call that the check was given. It may make others of it, such as one with other strides.
-        fault: What the GPU said when the call ended its context, and so this process.
+    The check was given a call, and may have made another of it, such as one with other strides. `fault` is what the GPU
+    said when the call ended its context, and so this process.
     """
 
     check: str
@@ -32,12 +29,9 @@ _OTHERWISE = 900.0  # seconds that a process may take between two calls: it may 
 
 
 class Journal:
-    """The child's side. The kernel ends the process if a call takes too long, whatever the process is doing.
+    """The child's side. A call that takes longer than the timeout ends the process, whatever it is doing.
 
-    Args:
-        path: The file.
-        timeout: Seconds that a call may take.
-        error: Waits for what was launched on a GPU, and returns what went wrong.
+    `error` waits for what was launched on a GPU, and returns what went wrong.
     """
 
     def __init__(self, path: Path, timeout: float, error: Callable[[], str | None] = lambda: None) -> None:
@@ -57,10 +51,8 @@ class Journal:
     def call(self, step: Step) -> Iterator[None]:
         """Says which call comes next, gives it its time, and waits for what it launched on a GPU.
 
-        A call that ends the GPU's context ends the process: whoever came next would be blamed.
-
-        Raises:
-            RuntimeError: A launch failed, and the operator did not look.
+        A call that ends the GPU's context ends the process: whoever came next would be blamed. A launch that failed
+        while the operator did not look is a RuntimeError.
         """
         self.write(step)
         self._limit(self._timeout)

@@ -21,17 +21,10 @@ class ListSource(Message, frozen=True):
 
 
 class ListedOperator(Message, frozen=True):
-    """An operator.
+    """An operator: its devices, or `any`, and what computes its shapes without data and its gradient.
 
-    Attributes:
-        name: `namespace::name`, or `namespace::name.overload`.
-        schema: Its schema.
-        devices: The devices with a kernel; `any` for one that serves all.
-        in_python: Whether a kernel is a Python function.
-        fake: What computes its shapes without data, or None.
-        gradient: What computes its gradient, or None.
-        autocast: The devices for which torch.autocast has a rule.
-        objections: What in the schema the stable ABI, torch.export or AOTInductor cannot take.
+    `autocast` has the devices for which torch.autocast has a rule; `objections`, what in the schema the stable ABI,
+    torch.export or AOTInductor cannot take.
     """
 
     name: str
@@ -54,12 +47,9 @@ class Listed(Message, frozen=True):
 class ListedFile(Message, frozen=True):
     """A shared library, as its file says.
 
-    Attributes:
-        path: The file.
-        needs_torch: The oldest torch that has all that it needs; None if that is unknown.
-        beyond: The symbols of torch that it needs beyond the stable ABI of torch 2.11, sorted.
-        cpp: Whether some of them are torch's C++, which binds the library to one minor version of torch.
-        needs: What it needs of the host besides torch.
+    `needs_torch` is the oldest torch that has all that it needs, if that is known. `beyond` are the symbols that it
+    needs beyond the stable ABI of torch 2.11. `cpp`: whether some are torch's C++, which binds it to one minor version
+    of torch. `needs` is what it needs of the host besides.
     """
 
     path: str
@@ -79,10 +69,6 @@ class Listing(Message, frozen=True):
 
 def list_operators(source: OperatorSource, progress: Progress) -> Listing:
     """Lists the operators that a library or a Python package registers.
-
-    Args:
-        source: The library.
-        progress: Told what happens.
 
     Raises:
         UsageError: The library cannot be found, or it is not one.
@@ -119,11 +105,7 @@ def ended(source: OperatorSource, status: int, printed: str) -> LibraryLoadError
 
 
 def describe_file(path: Path) -> ListedFile:
-    """Reads what a shared library needs, without loading it.
-
-    Raises:
-        NotAnOperatorLibraryError: It is not a shared library.
-    """
+    """Reads what a shared library needs, without loading it. Raises NotAnOperatorLibraryError if it is none."""
     elf = read_elf(path)
     symbols, stable = elf.torch_symbols, is_stable(elf.torch_symbols)
     return ListedFile(

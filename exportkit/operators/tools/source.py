@@ -16,12 +16,9 @@ Kind = Literal["file", "folder", "module", "model"]
 
 
 class OperatorSource(Message, frozen=True):
-    """Where operators come from.
+    """Where operators come from: the path of a shared library or of a Python package's folder, a module, or a model.
 
-    Attributes:
-        kind: `file`: a shared library. `folder`: a Python package. `module`: a Python module by name, or by the path of
-            its file. `model`: what `exportkit export` takes.
-        text: The absolute path, or the name.
+    A module has its name, or the path of its file. A model is what `exportkit export` takes.
     """
 
     kind: Kind
@@ -34,15 +31,7 @@ class OperatorSource(Message, frozen=True):
 
 
 def parse_source(text: str, *, models: bool) -> OperatorSource:
-    """Reads LIBRARY, or LIBRARY|MODULE.
-
-    Args:
-        text: A shared library, a folder, the name of a module, the path of its file; or a model.
-        models: Whether a model is allowed.
-
-    Raises:
-        UsageError: The text names nothing of that kind.
-    """
+    """Reads LIBRARY, or LIBRARY|MODULE where models are allowed. Raises UsageError if the text is neither."""
     path, forms = Path(text), "a shared library (.so), a Python package (my_package.ops), its folder, or a .py file"
     if text.endswith(".pt2"):
         raise UsageError(

@@ -41,15 +41,10 @@ _LEAST_ROUNDS, _MOST_ROUNDS = 7, 100
 
 @dataclass
 class TimedCall:
-    """The times of one call.
+    """The times of one call, by who computed it, CANDIDATE or one of `against`: one number for each round.
 
-    Attributes:
-        operator: The operator's name.
-        sizes: The sizes of its tensors.
-        dtype: The dtype of its first floating tensor.
-        moved_bytes: The bytes of its inputs and outputs.
-        milliseconds: By who computed it, CANDIDATE or one of `against`: one number for each round.
-        clocks: The device's clock after each round, in MHz; 0 where it is not known.
+    `moved_bytes` are those of its inputs and outputs. `clocks` are the device's after each round, in MHz; 0 where it is
+    not known.
     """
 
     operator: str
@@ -63,14 +58,9 @@ class TimedCall:
 def timed(
     source: OperatorSource, options: CheckOptions, against: Sequence[str], seconds: float, progress: Progress
 ) -> Iterator[TimedCall]:
-    """Times the calls that the user gave, operator by operator.
+    """Times the calls that the user gave, operator by operator, beside the ways `against` which the reference runs.
 
-    Args:
-        source: The library.
-        options: The device and the seed; by operator's full name, a reference and a function that yields the calls.
-        against: Ways to run the reference: "eager", "compile".
-        seconds: The approximate time for all rounds of an operator.
-        progress: Told before each operator.
+    An operator takes about so many seconds for all rounds.
 
     Raises:
         UsageError: An operator has no calls.
