@@ -41,22 +41,12 @@ class InputPlan:
     """The input checks of one package on one device, and the structure of its result.
 
     The plan is made before any code is loaded, because a manifest may describe a structure that Python cannot make.
-
-    Attributes:
-        device: The device of the inputs.
-        signature: The signature of the call, for inspect.signature, help() and editors.
-        written: The places of the inputs that the call writes.
-        build_result: Builds the module's output from the flat tensors.
+    `signature` is for inspect.signature, help() and editors; `written` has the places of the inputs that the call
+    writes.
     """
 
     def __init__(self, call: m.Call, device: torch.device, *, reason: str = "where the model is") -> None:
-        """Plans the checks.
-
-        Args:
-            call: The manifest's call.
-            device: The device of all inputs.
-            reason: Why they are there, for messages.
-        """
+        """Plans the checks of inputs that must all be on a device. `reason` says in messages why they are there."""
         self.device = device
         self._reason = reason
         self.build_result = builder(call.result)
@@ -75,15 +65,10 @@ class InputPlan:
     def prepare(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], fixed: Fixed | None = None
     ) -> list[torch.Tensor]:
-        """Returns the flat, contiguous inputs of one call. Those that it writes are the caller's own.
+        """Returns the flat, contiguous inputs of one call, which its session may fix sizes of.
 
-        Args:
-            args: The positional arguments.
-            kwargs: The arguments by name.
-            fixed: Sizes that the call's session has.
-
-        Raises:
-            InputError: The package does not allow an input. The message names the input, its value and what is allowed.
+        Those that it writes are the caller's own. InputError names an input that the package does not allow, its value
+        and what is allowed.
         """
         by_position = not kwargs and len(args) == len(self._names) == len(self._positional)
         flat: list[Any] = []
@@ -92,11 +77,7 @@ class InputPlan:
         return self.prepare_flat(flat, fixed)
 
     def prepare_requests(self, requests: Sequence[Sequence[Any]]) -> list[list[torch.Tensor]]:
-        """Returns the flat, contiguous inputs of several requests, which are to run in one call.
-
-        Raises:
-            InputError: The package does not allow an input of one of them, or of all together.
-        """
+        """Returns the flat, contiguous inputs of several requests, which are to run in one call."""
         if not requests:
             raise InputError("no request was given", hint="Give at least one.")
         prepared = [self.prepare_flat(list(request)) for request in requests]
@@ -147,11 +128,7 @@ class InputPlan:
         return flat
 
     def check_shapes(self, shapes: Sequence[Sequence[int]], fixed: Fixed | None = None) -> None:
-        """Checks the shapes of flat inputs, which are in the manifest's order, and the sizes that a session fixes.
-
-        Raises:
-            InputError: The package does not allow them. The message names the input, its shape and what is allowed.
-        """
+        """Checks the shapes of flat inputs, in the manifest's order, and the sizes that a session fixes."""
         key = (*shapes, fixed)
         if key not in self._allowed_shapes:
             self._check_new_shapes(shapes, fixed)

@@ -90,8 +90,7 @@ class IsolatedModel(Model):
 def load_isolated(source: PackageSource, *, stream_limit: int, **options: Any) -> IsolatedModel:
     """Loads a package in a worker process: `exportkit.load` with `isolate=True`.
 
-    Raises:
-        HostError: The worker process cannot be started. Other errors are the same as for `exportkit.load`.
+    HostError: the worker process cannot be started. Other errors are the same as for `exportkit.load`.
     """
     signature = options["signature"]
     content = signature if isinstance(signature, bytes) else None

@@ -35,9 +35,8 @@ class TorchSettings(Struct, frozen=True):
 class LoadPackage(Message, frozen=True):
     """The first message: the arguments of `exportkit.load`. The answer is PackageLoaded.
 
-    Attributes:
-        path: The package. None: its open file comes with the message.
-        signature: The content of its signature file; None if the options have a path, or nothing.
+    Without a path, the package's open file comes with the message. `signature` is the content of its signature file;
+    None if the options have a path, or nothing.
     """
 
     path: str | None
@@ -59,11 +58,9 @@ class Connect(Message, frozen=True):
 
 
 class Run(Message, frozen=True):
-    """A call. Its tensors are flat inputs that the package allows. The answer is Ran, with what was written as well.
+    """A call of a method, in a session if it has state. Its tensors are flat inputs that the package allows.
 
-    Attributes:
-        method: The method that is called.
-        session: The number of the session that has the state; None if the method has none.
+    The answer is Ran, with what was written as well.
     """
 
     method: str
@@ -113,13 +110,9 @@ class MakeSession(Message, frozen=True):
 
 
 class AccessState(Message, frozen=True):
-    """Does something with the state of a session. The answer is Ran, with the tensors in the manifest's order.
+    """Reads the state of a session, replaces some by the message's tensors of these names, or restores its beginning.
 
-    Attributes:
-        session: The number of the session.
-        use: To read it, to replace some by the message's tensors, or to restore what it began with.
-        names: Of the message's tensors.
-        row: What is replaced of each; None: all.
+    With a row, that one is replaced of each. The answer is Ran, with the tensors in the manifest's order.
     """
 
     session: int
@@ -137,12 +130,8 @@ class CloseSessions(Message, frozen=True):
 class Ran(Message, frozen=True):
     """What was asked for is done. Its tensors are a call's flat outputs, or those that were wanted.
 
-    Attributes:
-        seconds: How long each step of a call for several requests took.
-        graphs: Whether the model has CUDA graphs, for `Capture`.
-        report: What `Runner.graph_report` says, for `ReportGraphs`.
-        session: The number of the new session, for `MakeSession`.
-        rows: What `Model.try_rows` returns, for `TryRows`.
+    `seconds` is how long each step of `RunRequests` took; `graphs`, whether the model has CUDA graphs, for `Capture`.
+    The others answer the questions that have their names.
     """
 
     seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)

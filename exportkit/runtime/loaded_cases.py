@@ -110,9 +110,7 @@ class CaseFile(NamedTuple):
 def read_case(reader: PackageReader, case: package.Case) -> CaseFile:
     """Reads a recorded case. The reader of packages checks its tensors (rule 14 of FORMAT.md).
 
-    Raises:
-        CaseError: It is not a safetensors file, or its tensors do not fit the calls.
-        DigestMismatchError: The record is damaged.
+    CaseError: it is not a safetensors file, or its tensors do not fit the calls. DigestMismatchError: it is damaged.
     """
     # Imported here, because most processes never read a case.
     from safetensors import SafetensorError
@@ -199,11 +197,7 @@ def answers_of(
 ) -> tuple[dict[str, torch.Tensor], str]:
     """Returns what a call gave, by the names in a file, and the structure of its result: a Node, as JSON.
 
-    Args:
-        number: The number of the call in its sequence.
-        call: The call.
-        result: Its result.
-        inputs: Its flat inputs, with what it wrote into them.
+    It is the call of this number in a sequence. Its flat inputs have what it wrote into them.
     """
     node, leaves = flatten(result, lambda part: isinstance(part, torch.Tensor))
     written = {f"written.{each.name}": t for each, t in zip(call.inputs, inputs) if each.written is not None}

@@ -28,13 +28,7 @@ _NAME = "libexportkit_runtime.so"
 
 
 class RunnerOptions(NamedTuple):
-    """How compiled code runs.
-
-    Attributes:
-        runners: The number of calls that can run at the same time.
-        graphs: Which calls become CUDA graphs.
-        written: The arguments that the code writes in place.
-    """
+    """How compiled code runs: how many calls at once, which as CUDA graphs, and the arguments that it writes."""
 
     runners: int = 1
     graphs: GraphUse = "none"
@@ -53,12 +47,9 @@ class NativeRunner:
     ) -> None:
         """Loads a target's library and runs its code, so the library must have been checked before.
 
-        Args:
-            entry: The target's files. Besides the library, torch reads a `.json` that lists calls of custom operators,
-                and opens files with CUDA kernels on their first call, so the entry stays in use.
-            choice: The target and its device.
-            constants: The code's external constants, on the CPU. They are kept alive while the code may use them.
-            options: How it runs.
+        Besides the library, torch reads a `.json` that lists calls of custom operators, and opens files with CUDA
+        kernels on their first call, so the entry stays in use. The external constants, on the CPU, are kept alive while
+        the code may use them.
 
         Raises:
             RuntimeError: torch's loader refused the library, the constants do not fit the code, or there are no CUDA
@@ -126,15 +117,9 @@ class NativeRunner:
 def try_rows(
     reader: PackageReader, target: str, device: torch.device, runners: Mapping[str, object], method: str, most: int
 ) -> TriedRows:
-    """Finds out how many rows of several requests a call may have: csrc/runtime/tried_rows.h. Raises RuntimeError.
+    """Finds out how many rows of several requests a call may have, at most so many: csrc/runtime/tried_rows.h.
 
-    Args:
-        reader: The open package.
-        target: The name of its target.
-        device: The device of the target's code.
-        runners: The target's code of every method, in the manifest's order.
-        method: The method that is called.
-        most: The most rows of a call.
+    The runners are the target's code of every method, in the manifest's order. Raises RuntimeError.
     """
     native = [runner._handle for runner in runners.values() if isinstance(runner, NativeRunner)]
     if len(native) < len(runners):

@@ -10,14 +10,10 @@ import torch
 
 
 class Answers(NamedTuple):
-    """What a call answered to several requests.
+    """What a call answered to several requests: the outputs that were asked for, on the CPU and contiguous.
 
-    Attributes:
-        outputs: The outputs that were asked for, with the rows of all requests, on the CPU and contiguous.
-        input_seconds: What it took to bring the inputs to the model's device.
-        wait_seconds: How long they waited there for a runner.
-        run_seconds: What it took to run.
-        output_seconds: What it took to bring the outputs back.
+    The seconds are those to bring the inputs to the device, to wait there for a runner, to run, and to bring the
+    outputs back.
     """
 
     outputs: list[torch.Tensor]
@@ -28,13 +24,10 @@ class Answers(NamedTuple):
 
 
 class TriedRows(NamedTuple):
-    """How many rows of several requests a call may have, as far as the recorded cases show.
+    """How many rows of several requests a call may have, as far as the recorded cases show; 0: each runs alone.
 
-    Attributes:
-        most: The most rows of a call; 0: each request runs alone.
-        dimension: The dimension of which each request brings a part.
-        reason: Why each request runs alone.
-        bit_equal: Whether answers had the same bits, however requests were put together.
+    `dimension` is the one of which each request brings a part; `reason`, why each runs alone; `bit_equal`, whether
+    answers had the same bits, however requests were put together.
     """
 
     most: int

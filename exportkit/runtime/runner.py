@@ -50,10 +50,8 @@ class Runner(Protocol):
     def capture(self, arguments: list[torch.Tensor], own: int, /) -> list[torch.Tensor] | None:
         """Makes a CUDA graph for calls with arguments of these sizes, and any values; None without graphs.
 
-        Returns the inputs to call it with: the first `own` arguments. State may be on the device "meta".
-
-        Raises:
-            RuntimeError: There can be none.
+        Returns the inputs to call it with: the first `own` arguments. State may be on the device "meta". RuntimeError:
+        there can be none.
         """
         return None
 
@@ -159,14 +157,6 @@ class Construction:
     (pytorch#191715), and hides why an operator is missing. AOTIModelPackageLoader is not used either: it unpacks the
     library into a temporary directory each time. The dynamic linker never unloads a library with unique symbols, such
     as some of libstdc++'s, so each load would leave a mapped copy.
-
-    Attributes:
-        kind: The class of the runners.
-        entries: The target's files, by method.
-        choice: The target and its device.
-        options: How the code runs.
-        written: The arguments that each method's code writes.
-        package: The package's name, for messages.
     """
 
     kind: RunnerClass
@@ -177,12 +167,10 @@ class Construction:
     package: str
 
     def make(self, weights: Weights, like: Mapping[str, Runner] | None = None) -> dict[str, Runner]:
-        """Makes a runner for each method.
+        """Makes a runner for each method. What was captured in runners of the same model, `like`, is captured again.
 
-        Args:
-            weights: The weights, on the CPU. They may include more than the target needs. Code for the CPU reads them
-                without a copy; on a GPU, there is one copy for all methods.
-            like: Runners of the same model. What was captured in them is captured again.
+        The weights are on the CPU, and may include more than the target needs. Code for the CPU reads them without a
+        copy; on a GPU, there is one copy for all methods.
 
         Raises:
             ModelLoadError: torch's loader refused the code.

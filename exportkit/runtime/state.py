@@ -52,9 +52,7 @@ class State(Protocol):
 class StatePlan:
     """The state that a model's sessions have, and the values that it begins with.
 
-    Attributes:
-        dimensions: The least and greatest number of each dimension that a session has.
-        lazy: What sessions share until they write it, by index: of a fixed size, and not written by some method.
+    `lazy` is what sessions share until they write it, by index: of a fixed size, and not written by some method.
     """
 
     def __init__(self, reader: PackageReader, device: torch.device) -> None:
@@ -74,11 +72,7 @@ class StatePlan:
         self.lazy = frozenset(fixed - always)
 
     def new(self, sizes: Mapping[str, int], shared: Collection[int] = ()) -> list[torch.Tensor]:
-        """Returns a session's tensors, in the order of the manifest, of which some are shared: those of `lazy` may be.
-
-        Raises:
-            RuntimeError: There is no memory for them.
-        """
+        """Returns a session's tensors, in the manifest's order, of which some are shared: those of `lazy` may be."""
         with torch.inference_mode(False):  # such tensors could not be written outside of it
             tensors = [
                 self._share(index)
@@ -238,11 +232,7 @@ class LocalState:
             self._spans = Spans(zip(self._names, tensors))
 
     def use(self) -> list[torch.Tensor]:
-        """Returns the tensors for work on the device's current stream, which waits for their last stream's work.
-
-        Raises:
-            SessionClosedError: It was closed.
-        """
+        """Returns the tensors for work on the device's current stream, which waits for their last stream's work."""
         tensors = self._tensors
         if tensors is None:
             raise SessionClosedError(f"the session of {self._code.manifest.name} was closed")

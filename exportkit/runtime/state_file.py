@@ -25,12 +25,7 @@ _SAVED = "Give a file that a session's save wrote."
 
 
 def write_state(path: str | os.PathLike[str], whose: Identity, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes a state that only its owner may read.
-
-    Raises:
-        UsageError: The folder cannot be written to.
-        OSError: The disk is full.
-    """
+    """Writes a state that only its owner may read. Raises UsageError if the folder cannot be written to."""
     from safetensors.torch import save  # most processes never save a state
 
     path = Path(path)
@@ -50,16 +45,10 @@ def read_state(
     sizes: Mapping[str, int],
     part: Literal["whole", "part", "row"] = "whole",
 ) -> dict[str, torch.Tensor]:
-    """Reads the state of a session of these sizes, or a part of it, on the CPU.
+    """Reads the state of a session of these sizes, or a part of it, on the CPU, by name and in order.
 
-    Args:
-        path: A safetensors file: of the whole state, as a session saved it, or of what it names, for all rows or one.
-        reader: The session's package.
-        sizes: The session's.
-        part: Which part the file has. csrc/package/state_files.h has the rules.
-
-    Returns:
-        The values by name, in order. One without the state's rows is every row's.
+    A file has the whole state, as a session saved it, or what it names, for all rows or one: csrc/package/state_files.h
+    has the rules. A value without the state's rows is every row's.
 
     Raises:
         StateError: The file cannot be read, or its state is another model's or of other sizes.

@@ -30,14 +30,9 @@ if TYPE_CHECKING:
 class Host(NamedTuple):
     """The properties of a machine that targets depend on.
 
-    Attributes:
-        platform: The platform, such as "linux-x86_64".
-        cpu_isa: The CPU's highest level, such as "x86-64-v3"; the machine's name if it has no levels.
-        torch: The installed version, such as "2.13.0+cpu".
-        cuda: The CUDA version that torch was built with; None for a CPU build.
-        capabilities: The (major, minor) of each CUDA device; empty if there are none or they were not queried.
-        current_cuda: The index of the device that `cuda` and `auto` mean.
-        driver: The newest CUDA that the driver supports, such as "13.0"; None without one, or if it was not asked.
+    `capabilities` is empty if there are no CUDA devices, or if they were not asked. `cpu_isa` is the CPU's highest
+    level, or the machine's name if it has no levels. `cuda` is torch's, None for a CPU build; `driver` is the newest
+    CUDA that the driver supports. `current_cuda` is the index of the device that `cuda` and `auto` mean.
     """
 
     platform: str
@@ -118,8 +113,7 @@ def driver_cuda() -> str | None:
 def host_for(targets: Sequence[Target], device: str) -> Host:
     """Returns the properties of this machine, with its GPUs if a target might use them.
 
-    Raises:
-        UsageError: `device` is invalid.
+    UsageError: `device` is invalid.
     """
     kind, _ = parse_device(device)
     return host(with_cuda=kind != "cpu" and any(target.device == "cuda" for target in targets))
@@ -150,11 +144,7 @@ def pick(targets: Sequence[Target], device: str, host: Host, libraries: Sequence
 def survey(targets: Sequence[Target], device: str, host: Host, libraries: Sequence[Library] = ()) -> Survey:
     """Checks every target against `host`. CUDA is better than CPU; newer instructions are better than older ones.
 
-    Args:
-        targets: The targets.
-        device: The requested device.
-        host: The machine.
-        libraries: The package's operator libraries. The dynamic linker of this process is asked for what they need.
+    The dynamic linker of this process is asked for what the package's operator libraries need.
 
     Raises:
         UsageError: `parse_device` refuses `device`.

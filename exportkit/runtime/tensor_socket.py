@@ -54,12 +54,7 @@ class TensorSocket(Generic[Message]):
     """
 
     def __init__(self, connection: socket.socket, messages: Any) -> None:
-        """Takes over a connected Unix stream socket.
-
-        Args:
-            connection: The socket.
-            messages: The type of the received messages, which msgspec can decode.
-        """
+        """Takes over a connected Unix stream socket. It receives messages of a type that msgspec can decode."""
         self._channel = Channel(connection)
         self._encoder = msgspec.json.Encoder()
         self._decoder = msgspec.json.Decoder(_Frame[messages])
@@ -69,9 +64,7 @@ class TensorSocket(Generic[Message]):
     def send(self, message: Struct, tensors: Sequence[torch.Tensor] = (), *, pass_fd: int | None = None) -> None:
         """Sends a message, a copy of each tensor, and optionally an open file.
 
-        Raises:
-            ConnectionError: The other side is gone.
-            OSError: There is no memory for the tensors.
+        ConnectionError: the other side is gone. OSError: there is no memory for the tensors.
         """
         with contextlib.ExitStack() as stack:
             fds = [] if pass_fd is None else [pass_fd]

@@ -28,13 +28,10 @@ WeightsSource = str | os.PathLike[str] | Mapping[str, torch.Tensor]
 
 
 def mapped_weights(reader: PackageReader) -> dict[str, torch.Tensor]:
-    """Maps the weights from the package, so that they are read from disk on first use.
+    """Maps the weights from the package, so that they are read from disk on first use. The tensors are read-only.
 
-    If others may write to the package, the weights come from a copy, which is checked. The tensors are read-only. They
+    If others may write to the package, the weights come from a copy, which is checked: DigestMismatchError. The tensors
     keep the file mapped.
-
-    Raises:
-        DigestMismatchError: A weight of the copy is damaged.
     """
     weights = [weight for weight in reader.manifest.weights if weight.record is not None]
     if not weights:
@@ -129,19 +126,14 @@ def _over(
 def replaced_weights(
     reader: PackageReader, manifest: Manifest, targets: Sequence[Target], source: WeightsSource
 ) -> dict[str, torch.Tensor]:
-    """Returns the model's weights with those of another fine-tune, copied into new memory.
+    """Returns the model's weights with those of another fine-tune, copied to new memory, for these targets.
 
-    For a GPU, a file's are not copied where its layout is the code's: `on_device` reads them through its mapping.
-
-    Args:
-        reader: The package. Constants of the code are taken from here.
-        manifest: Its manifest, perhaps with fewer targets.
-        targets: The targets that must work with the new weights.
-        source: The new weights. What sessions begin with may be among them.
+    For a GPU, a file's are not copied where its layout is the code's: `on_device` reads them through its mapping. The
+    manifest is the package's, perhaps with fewer targets.
 
     Raises:
-        WeightsError: The weights cannot be read or do not fit, one differs from the value that is built into the
-            code of a target, or they come with other state than sessions begin with.
+        WeightsError: The weights cannot be read or do not fit, one differs from the value that is built into the code
+            of a target, or they come with other state than sessions begin with.
     """
     given = read_state(source)
     path = None if isinstance(source, Mapping) else Path(source)
@@ -208,13 +200,9 @@ def _laid_out(tensor: torch.Tensor, weight: Weight) -> torch.Tensor:
 
 
 def initial_values(reader: PackageReader, state: StateTensor) -> torch.Tensor | None:
-    """Returns what a tensor of the state begins with, on the CPU, with one row where its rows are alike.
+    """Returns what a tensor of the state begins with, on the CPU: one row where rows are alike; None for zeros.
 
-    Returns:
-        None if the package has no record of it: it begins with zeros.
-
-    Raises:
-        ManifestConsistencyError: The record has another size.
+    ManifestConsistencyError: the record has another size.
     """
     if state.initial is None:
         return None
@@ -230,10 +218,8 @@ def initial_values(reader: PackageReader, state: StateTensor) -> torch.Tensor | 
 def check_given_state(reader: PackageReader, given: Mapping[str, torch.Tensor]) -> None:
     """Checks tensors that come with other weights and have the names of the package's state.
 
-    Sessions keep beginning as the package says. So what would be ignored is refused, unless it says the same.
-
-    Raises:
-        WeightsError: One is not what sessions begin with, in any number of rows.
+    Sessions keep beginning as the package says. So what would be ignored is a WeightsError, unless it says the same, in
+    any number of rows.
     """
     names = {name: state for state in reader.manifest.state for name in (state.name, *state.aliases)}
     if other := [name for name in sorted(names.keys() & given) if not _begins(reader, names[name], given[name])]:

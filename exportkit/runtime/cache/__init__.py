@@ -66,12 +66,7 @@ _EXPORTKIT = str(Path(__file__).parents[2]) + os.sep
 
 
 class Entry:
-    """Unpacked files in use. `prune` keeps them until the entry is closed or collected.
-
-    Attributes:
-        folder: The folder of the files.
-        library: The shared library to load.
-    """
+    """Unpacked files in use, with the library to load. `prune` keeps them until the entry is closed or collected."""
 
     def __init__(self, handle: int) -> None:
         """Takes over an `ek_entry`."""
@@ -89,12 +84,9 @@ def cache_directory() -> Path:
 def unpack_library(reader: PackageReader, library: Library, *, always: bool) -> Entry:
     """Unpacks an operator library of a package, unless the cache has it.
 
-    If the cache cannot be used, a warning says why, and a temporary directory is used instead. `always` also hashes
-    files that count as verified.
-
-    Raises:
-        PackageError: A record is damaged.
-        CacheError: The temporary directory has no room either.
+    `always` also hashes files that count as verified. If the cache cannot be used, a warning says why, and a temporary
+    directory is used instead. PackageError: a record is damaged. CacheError: the temporary directory has no room
+    either.
     """
     return _unpack("ek_package_unpack_library", reader, library.record, always)
 

@@ -54,8 +54,7 @@ class _Limits(ctypes.Structure):
 def cache_items() -> tuple[Item, ...]:
     """Returns the items of the cache and the leftovers in the temporary directory, least recently used first.
 
-    Raises:
-        CacheError: Another user could change the cache, so its content is not safe to follow.
+    CacheError: another user could change the cache, so its content is not safe to follow.
     """
     return tuple(found.item for found in _found(None))
 
