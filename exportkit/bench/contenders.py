@@ -39,21 +39,12 @@ ONNX_RUNTIME = "onnxruntime"
 class OnnxSteps:
     """The ONNX models of a package's methods in one session: what comes out as state goes into the next call.
 
-    Attributes:
-        methods: By method, what to call with the arguments of its torch method. Its results are those of that.
-        state: The tensors that the next call begins with, by name.
-        what: A description.
-        load_ms: How long loading took.
+    `methods` has by method what to call with the arguments of its torch method; its results are those of that. `state`
+    has the tensors that the next call begins with.
     """
 
     def __init__(self, path: Path, device: torch.device, demand: Demand, methods: Collection[str]) -> None:
-        """Loads the models of some methods, with as many threads as torch has.
-
-        Args:
-            path: The `.onnx`, with its sidecar beside it.
-            device: The benchmark's device.
-            demand: The caller's required signatures.
-            methods: The methods' names.
+        """Loads the models of some methods, whose sidecar is beside them, with as many threads as torch has.
 
         Raises:
             UsageError: It is not an ONNX model, the device is not the CPU, or a method does not exist.
@@ -123,18 +114,11 @@ def _tensor(output: Bits) -> Tensor:
 
 @dataclass
 class Contender:
-    """One that makes the calls of a session.
+    """One that makes the calls of a session, by method, within a context.
 
-    Attributes:
-        name: The measurement's name.
-        what: A description.
-        state: The tensors of its state, by name: they stay the same tensors.
-        methods: What to call, by method.
-        within: A context that the calls need.
-        assign: Puts the tensors of the state back into their places, where calls may replace them by others.
-        load_ms: How long loading took.
-        now: Returns the state as it is.
-        settle: Puts what a call wrote into its inputs there, where the call does not do that. It is not timed.
+    The tensors of its state stay the same: `assign` puts them back into their places, where calls may replace them by
+    others, and `now` returns the state as it is. `settle` puts what a call wrote into its inputs there, where the call
+    does not do that. It is not timed.
     """
 
     name: str

@@ -20,16 +20,9 @@ ALTERNATIVES = (EAGER, COMPILE, LIBRARY)
 
 @dataclass(frozen=True)
 class OperatorOptions:
-    """The operators and the alternatives to time.
+    """The operators and chains to time at the sizes whose label has one of `sizes`. Empty: all.
 
-    Attributes:
-        names: Operators and chains. Empty: all.
-        directions: Forward calls, gradients, or both.
-        dtype: A dtype that replaces the table's. None: the table's.
-        against: Members of ALTERNATIVES.
-        sizes: Time only sizes whose label contains one of these. Empty: all.
-        seconds: The time for each alternative of a row.
-        seed: The seed of the inputs.
+    A dtype replaces the table's. The seconds are those of each alternative of a row.
     """
 
     names: Sequence[str] = ()

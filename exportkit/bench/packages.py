@@ -43,12 +43,6 @@ def bench_packages(
 ) -> Iterator[Row]:
     """Times packages at each size. Everything is compared with the first package.
 
-    Args:
-        paths: The packages, with equal inputs and outputs.
-        device: A device of this machine.
-        options: The alternatives and the sizes.
-        progress: Called with a description of each step.
-
     Raises:
         UsageError: The packages take different inputs, a size is invalid, or MODEL must be named or is not found.
         WrongResultError: A package's results differ from eager's. It is not timed.
@@ -96,16 +90,7 @@ def _onnx(
 
 @dataclass(frozen=True)
 class _Rows:
-    """What is timed side by side.
-
-    Attributes:
-        loaded: The packages.
-        eager: The eager model, or None.
-        note: Why there is none.
-        onnx: The ONNX models, or None.
-        device: A device of this machine.
-        options: The alternatives.
-    """
+    """What is timed side by side. Without an eager model, the note says why there is none."""
 
     loaded: Sequence[TimedPackage]
     eager: EagerMethods | None

@@ -24,18 +24,10 @@ Rows = Callable[[torch.device, Callable[[], float]], Iterator[Row]]
 
 
 def run(rows: Rows, *, device: str, command: str, threads: int | None, progress: Progress) -> Iterator[Results]:
-    """Yields the results so far after each row, because later rows may fail.
+    """Yields the results so far after each row, because later rows may fail. HostError: the device is not here.
 
-    Args:
-        rows: A function that measures the rows: (device, rate) -> rows. `rate` returns the GB/s of a large copy. Its
-            first call measures them, which takes seconds: check everything before.
-        device: The device's name. "auto" is CUDA if there is a CUDA device.
-        command: The command line, which the results record.
-        threads: The number of torch's CPU threads. None: torch's default.
-        progress: Called with a description of each step.
-
-    Raises:
-        HostError: This machine does not have the device.
+    `rows` measures them: (device, rate) -> rows. `rate` returns the GB/s of a large copy; its first call measures that,
+    which takes seconds: check everything before. The device "auto" is CUDA if there is a CUDA device.
     """
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     on = usable_device(name, without_cuda="Give --device cpu, or use a machine with a GPU.")

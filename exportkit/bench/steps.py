@@ -37,16 +37,11 @@ _ENOUGH_BYTES = 128 << 20  # of inputs to rotate through
 
 @dataclass(frozen=True)
 class Steps:
-    """Calls in one session, and which of them is timed.
+    """Calls in one session, of which number `timed`, the last one that is made, is timed.
 
-    Attributes:
-        case: The calls.
-        tensors: What eager was given and answered, as the file of a recorded case has it.
-        moves: How far eager moves when it rounds otherwise, as that file has it.
-        timed: The number of the call that is timed, the last one that is made.
-        fresh: Whether eager was asked now, and not at export.
-        replaced: Whether references replaced eager's operators for that.
-        others: Other inputs of the only call, as `tensors` has them.
+    `tensors` are what eager was given and answered, and `moves` how far it moves when it rounds otherwise, as the file
+    of a recorded case has it. `fresh`: eager was asked now, and not at export. `replaced`: references replaced its
+    operators for that. `others` are other inputs of the only call, as `tensors` has them.
     """
 
     case: Case
@@ -85,16 +80,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class StepsOf:
-    """Finds what of a package is timed.
-
-    Attributes:
-        path: The package.
-        model: It, loaded.
-        method: The method to time.
-        eager: The eager model, or None.
-        device: A device of this machine.
-        options: The sizes.
-    """
+    """Finds what of a package, which is loaded, is timed."""
 
     path: Path
     model: Model
@@ -104,11 +90,7 @@ class StepsOf:
     options: PackageOptions
 
     def all(self) -> Iterator[Steps]:
-        """Yields the calls at each size of --size, or the recorded ones.
-
-        Raises:
-            UsageError: There are no such calls, or --size cannot be used.
-        """
+        """Yields the calls at each size of --size, or the recorded ones. UsageError: there are none."""
         if not self.options.sizes:
             yield from self._recorded()
         elif self.eager is None:
@@ -184,11 +166,7 @@ class StepsOf:
 
 
 def parse_sizes(text: str, call: Call) -> dict[str, int]:
-    """Parses `batch=8,gh=28` to a number for each dimension of a call.
-
-    Raises:
-        UsageError: A dimension is missing, unknown or out of its range.
-    """
+    """Parses `batch=8,gh=28` to a number for each dimension of a call. UsageError says what is wrong with one."""
     ranges = {dimension.name: dimension for dimension in call.dimensions}
     hint = "Give " + ",".join(f"{d.name}=N" for d in call.dimensions) + ", where "
     hint += ", ".join(f"{d.name} is {d.min} to {d.max}" for d in call.dimensions) + "."

@@ -16,13 +16,11 @@ def table(
     full: bool = True,
     goals: Mapping[Key, float] | None = None,
 ) -> str:
-    """Returns a Markdown table with aligned columns.
+    """Returns a Markdown table with aligned columns, each of which any row has a value for.
 
-    Args:
-        rows: The rows. The table has a column if any row has a value for it.
-        full: Also show half the distance between the quartiles of exportkit's time, the time of its call if the main
-            time is the kernels', the limit, errors in parentheses, and the peak memory of exportkit and eager.
-        goals: Target times in milliseconds, by the rows' keys.
+    In full, it also shows half the distance between the quartiles of exportkit's time, the time of its call if the main
+    time is the kernels', the limit, errors in parentheses, and the peak memory of exportkit and eager. `goals` are
+    times in milliseconds, by the rows' keys.
     """
     directions, dtypes = {row.direction for row in rows}, {row.dtype for row in rows}
     names = list(dict.fromkeys(m.name for row in rows for m in row.measurements if m.name != OURS))

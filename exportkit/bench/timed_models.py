@@ -95,20 +95,13 @@ COMPILERS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class PackageOptions:
-    """The alternatives and the sizes to time.
+    """The alternatives and the sizes to time, for so many seconds each.
 
-    Attributes:
-        against: "eager" and names of COMPILERS. None takes eager and "compile" if the eager model can be made, and
-            "reduce-overhead" with `cuda_graphs`.
-        method: The method to time; None: the default one.
-        sizes: Sizes such as "batch=8,gh=28,gw=28". Empty: the sizes of the recorded calls.
-        seconds: The time for each alternative at each size.
-        seed: The seed of the inputs.
-        eager: The eager model, and operator libraries for packages that do not contain them.
-        onnx: An ONNX model with the package's inputs and outputs, which ONNX Runtime runs on the CPU. Its signature is
-            beside it.
-        trust: Who must have signed each package.
-        cuda_graphs: Time the first package with CUDA graphs, too.
+    `against`: "eager" and names of COMPILERS. None takes eager and "compile" if the eager model can be made, and
+    "reduce-overhead" with `cuda_graphs`, which times the first package with CUDA graphs, too. `sizes`: such as
+    "batch=8,gh=28,gw=28"; none: the sizes of the recorded calls. `eager` names operator libraries for packages that do
+    not contain them, too. `onnx`: a model with the package's inputs and outputs, which ONNX Runtime runs on the CPU,
+    with its signature beside it.
     """
 
     against: Sequence[str] | None = None
@@ -124,14 +117,7 @@ class PackageOptions:
 
 @dataclass(frozen=True)
 class TimedPackage:
-    """A loaded package.
-
-    Attributes:
-        name: The measurement's name.
-        model: The package.
-        what: How it was loaded.
-        load_ms: How long that took; None if it was loaded before.
-    """
+    """A loaded package, and how long loading took; None if it was loaded before."""
 
     name: str
     model: Model
@@ -144,9 +130,7 @@ def load_packages(
 ) -> list[TimedPackage]:
     """Loads packages that have equal methods. The first one is loaded with CUDA graphs too, if the options say so.
 
-    Raises:
-        UsageError: A method has other inputs or outputs than in the first package.
-        PackageError: A package is bad.
+    UsageError: a method has other inputs or outputs than in the first package.
     """
     trust: dict[str, Any] = {"public_key": options.trust.keys or None, "signature": options.trust.signature}
     found: list[TimedPackage] = []
@@ -191,8 +175,7 @@ def eager_model(
 ) -> tuple[EagerMethods | None, str | None]:
     """Returns the eager model on the device, or why there is none.
 
-    Raises:
-        UsageError: It is asked for and there is none, or it is not the one that was exported.
+    UsageError: it is asked for and there is none, or it is not the one that was exported.
     """
     if options.against is not None and not options.against:
         return None, None
@@ -228,14 +211,7 @@ def described_of(manifest: Manifest) -> dict[str, DescribedOperator]:
 
 @dataclass(frozen=True)
 class EagerWay:
-    """A way to run the eager model.
-
-    Attributes:
-        name: The measurement's name.
-        what: A description.
-        compiler: The arguments of torch.compile; None to run it as it is.
-        within: A context that its calls need.
-    """
+    """A way to run the eager model: with the arguments of torch.compile, or as it is; within a context."""
 
     name: str
     what: str
@@ -249,13 +225,7 @@ class EagerWay:
 
 
 def eager_ways(manifest: Manifest, replaced: bool, options: PackageOptions) -> list[EagerWay]:
-    """Returns the ways to run the eager model that are timed.
-
-    Args:
-        manifest: The package's manifest.
-        replaced: Whether references can replace the model's operators.
-        options: The alternatives.
-    """
+    """Returns the ways to run the eager model that are timed. References may have replaced its operators."""
     forms = described_of(manifest)
     what = "the eager model"
     if forms:

@@ -28,14 +28,10 @@ _GRAPH_CALLS = 20  # the least number in a CUDA graph, so that the launch of the
 
 @dataclass(frozen=True)
 class Alternative:
-    """One way to do the work.
+    """One way to do the work: one call for each set of inputs, all equal in cost.
 
-    Attributes:
-        name: The measurement's name.
-        what: A description of the call.
-        calls: One call for each set of inputs, all equal in cost.
-        within: A context that the calls need. Entering it is not timed.
-        before: What each call needs before it, such as the state that it begins with. It is not timed.
+    Not timed are entering a context that the calls need, and what each call needs before it, such as the state that it
+    begins with.
     """
 
     name: str
@@ -48,13 +44,10 @@ class Alternative:
 def measure(
     alternatives: Sequence[Alternative], device: torch.device, seconds: float, *, graphs: bool = True
 ) -> list[Measurement]:
-    """Times alternatives in turns.
+    """Times alternatives in turns. A first call, which must succeed, warms each up.
 
-    Args:
-        alternatives: The alternatives. A first call, which must succeed, warms each up.
-        device: The device they run on.
-        seconds: The approximate time for each. Each gets a few samples even if they take longer.
-        graphs: On CUDA, also replay the calls from a CUDA graph, which times the kernels without Python's launches.
+    Each gets about so many seconds, and a few samples even if they take longer. On CUDA, `graphs` also replays the
+    calls from a CUDA graph, which times the kernels without Python's launches.
     """
     if device.type == "cuda":
         return _measure_cuda(alternatives, seconds, graphs)

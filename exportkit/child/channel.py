@@ -16,13 +16,9 @@ _ANCILLARY_BYTES = socket.CMSG_LEN(3 * _FILE.size)  # at most three files come w
 
 
 class Channel:
-    """One end of a connected Unix stream socket, on which each message follows its length.
+    """One end of a connected Unix stream socket, on which each message follows its length. `close` closes the socket.
 
-    Args:
-        connection: The socket; `close` closes it.
-
-    Attributes:
-        deadline: The `time.monotonic` at which sending and receiving give up with a TimeoutError. None waits for ever.
+    `deadline` is the `time.monotonic` at which sending and receiving give up with a TimeoutError. None waits for ever.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -32,9 +28,7 @@ class Channel:
     def send(self, body: bytes, files: Sequence[int] = ()) -> None:
         """Sends a message, and open files for the other process to have as well.
 
-        Raises:
-            ConnectionError: The other process closed its end, or ended.
-            TimeoutError: The deadline passed.
+        ConnectionError: the other process closed its end, or ended. TimeoutError: the deadline passed.
         """
         data = _LENGTH.pack(len(body)) + body
         self._set_timeout()
@@ -45,10 +39,7 @@ class Channel:
     def receive(self) -> tuple[bytes, list[int]]:
         """The next message, and the open files that came with it, which are the caller's to close.
 
-        Raises:
-            ConnectionError: The other process closed its end, or ended.
-            TimeoutError: The deadline passed.
-            ValueError: The message is longer than any of ours.
+        Errors are those of `send`, and ValueError: the message is longer than any of ours.
         """
         self._set_timeout()
         # Not socket.recv_fds, which drops the flag: a program that this process starts would have the files open too.

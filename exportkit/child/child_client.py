@@ -22,13 +22,7 @@ class ChildEndedError(Exception):
 
 
 class ChildClient:
-    """A child process that answers one command after the other, with `messages.serve` at its end.
-
-    Args:
-        module: The module whose `main` the child runs.
-        search_path: As for ChildProcess.
-        with_torch: As for ChildProcess.
-    """
+    """A child process that answers one command after the other, with `messages.serve` at its end. See ChildProcess."""
 
     def __init__(self, module: str, *, search_path: SearchPath, with_torch: bool = True) -> None:
         self._process = ChildProcess(module, search_path=search_path, captured=True, with_torch=with_torch)
@@ -46,16 +40,11 @@ class ChildClient:
         return self._process.wait(0) is None
 
     def ask(self, command: Message, answer: type[M], *, timeout: float | None = None) -> M | Failed:
-        """Sends a command and returns the answer.
-
-        Args:
-            command: One that the child has a handler for.
-            answer: The class its handler returns.
-            timeout: Seconds; None waits as long as it takes.
+        """Sends a command and returns the answer, of the class that its handler returns.
 
         Raises:
             ChildEndedError: The child ended before it answered.
-            TimeoutError: The child was killed, because it gave no answer in time.
+            TimeoutError: The child was killed, because it gave no answer in so many seconds.
         """
         self.tell(command, timeout=timeout)
         return self.hear(answer, timeout=timeout)
@@ -63,8 +52,7 @@ class ChildClient:
     def tell(self, command: Message, *, timeout: float | None = None) -> None:
         """Sends a command, to which `hear` has the answer. If the child has ended, `hear` says so.
 
-        Raises:
-            TimeoutError: The child was killed, because it did not take the command in time.
+        TimeoutError: the child was killed, because it did not take the command in time.
         """
         self._allow(timeout)
         try:

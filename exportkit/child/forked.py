@@ -14,11 +14,8 @@ from exportkit.child.process_end import end_with
 def in_fork(work: Callable[[], bytes], *, seconds: int = 0) -> bytes | str:
     """Returns what work returned in a fork, or how the fork ended, such as "was killed by SIGSEGV (signal 11)".
 
-    Work must not raise, and must use one thread of OpenMP alone: the others are this process's.
-
-    Args:
-        work: The work.
-        seconds: After so many the fork is ended, if it is not 0.
+    Work must not raise, and must use one thread of OpenMP alone: the others are this process's. The fork is ended after
+    so many seconds, if these are not 0.
     """
     parent = os.getpid()
     reading, writing = os.pipe()

@@ -25,14 +25,9 @@ from exportkit.child.process_end import end_with
 class Fork(Message, frozen=True):
     """Tells the forkserver to fork a child. The answers are Forked and, when the child has ended, Ended.
 
-    Three files come with it: the child's end of the socket to the parent, its stdout and its stderr.
-
-    Attributes:
-        child: The parent's number for the child.
-        module: The module whose `main` the child runs.
-        path: The child's sys.path; None keeps the forkserver's.
-        folder: Where the child works.
-        environment: All of its environment.
+    Three files come with it: the child's end of the socket to the parent, its stdout and its stderr. It has the
+    parent's number for the child, the module whose `main` the child runs, its sys.path if that is not the forkserver's,
+    where it works, and all of its environment.
     """
 
     child: int
@@ -65,11 +60,8 @@ class Ended(Message, frozen=True):
 def serve(connection: int, parent: int, torch: str | None, first: tuple[str, ...] = ()) -> None:
     """Forks children until the parent ends. Returns in each child when its `main` has returned.
 
-    Args:
-        connection: The socket to the parent.
-        parent: The parent's process id.
-        torch: Where the parent's torch is, which is imported if this process would import the same; None for none.
-        first: Modules that are imported after torch.
+    `torch` is where the parent's torch is, which is imported if this process would import the same, and after it the
+    modules `first`.
     """
     end_with(parent)
     gc.set_threshold(100_000)  # importing torch creates half a million objects and little garbage

@@ -22,13 +22,9 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 class Failed(Message, frozen=True):
-    """The answer to a command that raised an error.
+    """The answer to a command that raised an error: its class, and what it says, without torch's C++ stack.
 
-    Attributes:
-        error: The name of the error's class.
-        message: What the error says, without torch's C++ stack.
-        hint: The hint of an exportkit error.
-        exit_code: The exit code of an exportkit error; None for any other.
+    An exportkit error has an exit code, and may have a hint.
     """
 
     error: str
@@ -63,27 +59,17 @@ def encode(message: Message) -> bytes:
 
 
 def decode(body: bytes, types: Any) -> Any:
-    """The message of `encode`.
+    """The message of `encode`, which must be of a class, or of one of a union of classes.
 
-    Args:
-        body: What `encode` returned.
-        types: The message's class, or a union of classes.
-
-    Raises:
-        msgspec.ValidationError: The message belongs to no such class, or has missing, unknown or wrong fields.
+    msgspec.ValidationError: it belongs to no such class, or has missing, unknown or wrong fields.
     """
     return msgspec.convert(json.loads(body), types)
 
 
 def serve(connection: socket.socket, handlers: Mapping[type[Message], Callable[[Any], Message]]) -> None:
-    """Answers commands in the child until the parent closes its end.
+    """Answers commands in the child, by their class, until the parent closes its end.
 
-    Args:
-        connection: The socket to the parent.
-        handlers: By the class of a command, what answers it.
-
-    Raises:
-        msgspec.ValidationError: A command has no handler: a bug, which ends the child.
+    A command without a handler is a bug, which ends the child: msgspec.ValidationError.
     """
     channel, commands = Channel(connection), functools.reduce(operator.or_, handlers)
     with contextlib.suppress(ConnectionError):

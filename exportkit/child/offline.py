@@ -23,11 +23,7 @@ _CALLS = {"x86_64": (0xC000003E, 41, 425), "aarch64": (0xC00000B7, 198, 425)}
 
 
 def go_offline() -> None:
-    """Lets the kernel refuse every socket of the network from now on. Sockets that are open stay open.
-
-    Raises:
-        HostError: The kernel cannot do that.
-    """
+    """Lets the kernel refuse every socket of the network from now on, or raises HostError. Open sockets stay open."""
     if (calls := _CALLS.get(platform.machine())) is None:
         raise HostError(f"the network cannot be taken away from a process on {platform.machine()}")
     program = _filter(*calls)

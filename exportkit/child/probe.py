@@ -22,12 +22,9 @@ class Probe(Message, frozen=True):
 
 
 class Registrations(Message, frozen=True):
-    """What a library registers.
+    """What a library registers: the schemas of the operators that it defines, and its kernels, by the operator's name.
 
-    Attributes:
-        defines: The schema of each operator it defines, by name.
-        adds: The kinds of kernels that it adds to operators, by name: `cpu`, `cuda`, or `any` for one that serves every
-            device.
+    A kernel's kind is `cpu`, `cuda`, or `any` for one that serves every device.
     """
 
     defines: dict[str, str]
@@ -46,13 +43,9 @@ class Probed(Message, frozen=True):
 
 
 def registrations(*libraries: Path) -> tuple[Registrations, ...]:
-    """Loads libraries into a child process. It takes as long as importing torch, once for the same files.
+    """Loads libraries into a child process, each after those that it needs, and returns what each of them registers.
 
-    Args:
-        libraries: The shared libraries, in loading order: each after those that it needs.
-
-    Returns:
-        What each of them registers.
+    It takes as long as importing torch, once for the same files.
 
     Raises:
         LibraryLoadError: The dynamic linker refused a library (then without a hint), or a library raised an error or

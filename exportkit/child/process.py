@@ -42,11 +42,7 @@ _SIGNAL_HINTS: Mapping[int, str] = {
 
 
 def interpreter() -> str:
-    """The Python interpreter that runs this process.
-
-    Raises:
-        HostError: Python is embedded in another program here, so there is no interpreter to start.
-    """
+    """The Python interpreter that runs this process. HostError: Python is embedded in another program here."""
     if not sys.executable or getattr(sys, "frozen", False):
         raise HostError("this program has no Python interpreter that can start a child process")
     return sys.executable
@@ -218,10 +214,8 @@ def start_forkserver(conditions: Conditions, *, first: Sequence[str] = ()) -> St
 class Forkservers:
     """The forkservers of this process: one with torch and one without, started again where the process has changed.
 
-    Args:
-        first: Modules that a forkserver imports after torch. Its children have them at once, beside torch.
-        read_later: The beginnings of more variables of the environment that nothing reads during these imports.
-        start: What starts a forkserver; None for `start_forkserver`.
+    They import the modules `first` after torch, so that their children have them at once; `read_later` are the
+    beginnings of more variables of the environment that nothing reads during these imports.
     """
 
     def __init__(
@@ -233,11 +227,7 @@ class Forkservers:
         os.register_at_fork(after_in_child=self._forget)
 
     def conditions(self, with_torch: bool) -> Conditions:
-        """Those of this process.
-
-        Raises:
-            HostError: There is no Python interpreter.
-        """
+        """Those of this process. HostError: there is no Python interpreter."""
         spec = importlib.util.find_spec("torch") if with_torch else None
         limits = [resource.getrlimit(each) for name, each in vars(resource).items() if name.startswith("RLIMIT_")]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(self._read_later)}
@@ -273,11 +263,7 @@ class Forkservers:
 
 
 class _Forkserver:
-    """The process of exportkit.child.forkserver, and the children that have not ended.
-
-    Raises:
-        HostError: The kernel refused to start a process.
-    """
+    """The process of exportkit.child.forkserver, and its children. HostError: the kernel refused to start it."""
 
     def __init__(self, conditions: Conditions, start: Callable[[Conditions], Started]) -> None:
         self.conditions = conditions

@@ -24,13 +24,10 @@ _NOT_USERS = (str(Path(__file__).parents[1]), "/site-packages/", "/dist-packages
 
 @dataclass(frozen=True)
 class Crash:
-    """How a fork ended that did not end by itself.
+    """How a fork ended that did not end by itself: the signal's number, negative, and the last step that was noted.
 
-    Attributes:
-        status: As subprocess has it: the signal's number, negative.
-        step: The last step that was noted.
-        node: The operator of the graph that was noted last in that step; may be empty.
-        line: The line of the user's code that ran, as "model.py:12 in forward: `x + 1`"; may be empty.
+    The node is the operator of the graph that was noted last in that step, and the line is that of the user's code that
+    ran, as "model.py:12 in forward: `x + 1`"; both may be empty.
     """
 
     status: int

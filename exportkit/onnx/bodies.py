@@ -32,14 +32,9 @@ Decomposition = Callable[..., Any]
 
 
 def decomposition_of(operator: OpOverload, given: Mapping[str, Decomposition]) -> Decomposition:
-    """Returns the decomposition of an operator.
+    """Returns the decomposition of an operator: the caller's, by its name, or else that of an installed package.
 
-    Args:
-        operator: A custom operator.
-        given: The caller's decompositions by the operator's name. They come before those of installed packages.
-
-    Raises:
-        ExportError: The operator has none.
+    ExportError: it has none.
     """
     name = qualified_name(operator)
     if name in given:
@@ -59,10 +54,8 @@ def traced_body(call: CustomCall, decomposition: Decomposition, ranges: Ranges) 
     """Traces the decomposition of a call with the fake tensors and symbolic sizes of the graph it stands in.
 
     So what holds between the sizes of the arguments there, such as N = h * w, holds in the body as well.
-    torch.export.export would give the arguments new sizes, and it takes no size that is computed.
-
-    Raises:
-        ExportError: The decomposition branches on a size, or returns something else than the operator.
+    torch.export.export would give the arguments new sizes, and it takes no size that is computed. ExportError: it
+    branches on a size, or returns something else than the operator.
     """
 
     def run(*arguments: object) -> list[torch.Tensor]:

@@ -27,17 +27,11 @@ Ranges = Mapping[sympy.Expr, Any]
 
 @contextmanager
 def refusing_branches(name: str, ranges: Ranges) -> Iterator[None]:
-    """Refuses Python code that needs to know a size while the block traces it.
+    """Refuses Python code of an operator's decomposition that needs to know a size while the block traces it.
 
     Of what torch's own code concludes about sizes, only equalities count, such as the number of rows that a loop over a
     tensor runs for. It also asks, for instance, whether a slice is the whole tensor, and goes on rightly if it is not.
-
-    Args:
-        name: The operator whose decomposition is traced.
-        ranges: The ranges of the sizes' symbols.
-
-    Raises:
-        ExportError: The code branches on a size, and not all sizes in the ranges take the same branch.
+    ExportError: not all sizes in the ranges of the symbols take the same branch.
     """
 
     def look(log_guard: Function, env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
@@ -61,13 +55,8 @@ def refusing_decompositions(ranges: Ranges) -> Iterator[None]:
     """Refuses operators that torch decomposes in the block to something that is right for some sizes only.
 
     torch.onnx lets torch decompose what it does not translate, and forgets what was concluded about sizes: adaptive
-    pooling, for instance, is another graph where the size is a multiple.
-
-    Args:
-        ranges: The ranges of the sizes' symbols.
-
-    Raises:
-        ExportError: The decomposition asked whether sizes are equal, and not all in the ranges give one answer.
+    pooling, for instance, is another graph where the size is a multiple. ExportError: it asked whether sizes are equal,
+    and not all in the ranges of the symbols give one answer.
     """
     refused: list[ExportError] = []
 

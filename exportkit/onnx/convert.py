@@ -41,13 +41,7 @@ from exportkit.progress import Progress
 
 @dataclass(frozen=True)
 class Converted:
-    """A model in ONNX.
-
-    Attributes:
-        model: The model.
-        functions: The functions of its custom operators.
-        lines: The line of the model's code that a node comes from, by the node's name.
-    """
+    """A model in ONNX, its functions of custom operators, and by the nodes' names the lines of the model's code."""
 
     model: onnx_ir.Model
     functions: tuple[OnnxFunction, ...]
@@ -64,19 +58,10 @@ def convert(
     decompositions: Mapping[str, Decomposition],
     progress: Progress,
 ) -> Converted:
-    """Converts a program, with a function for each custom operator.
+    """Converts a program, which does not change. Each custom operator becomes a function, or is inlined.
 
-    Args:
-        program: The traced program. It does not change.
-        method: Its description.
-        state: The whole model's state.
-        opset: The version of ONNX's operators.
-        inline: Puts the operators of each function where it is called.
-        decompositions: The caller's decompositions, by the operator's name.
-        progress: Called with a description of each step.
-
-    Raises:
-        ExportError: A custom operator has no decomposition, or something in the graph has no counterpart in ONNX.
+    The caller's decompositions come by the operator's name. ExportError: a custom operator has none, or something in
+    the graph has no counterpart in ONNX.
     """
     interface = Interface.of(method, state)
     _refuse_complex(interface)
@@ -113,12 +98,9 @@ class _Conversion:
         refused: Callable[[Exception], ExportError],
         written: Sequence[int] = (),
     ) -> onnx_ir.Model:
-        """Converts a program.
+        """Converts a program. What it writes, at these places, becomes further results.
 
-        Args:
-            program: The program.
-            refused: Makes the error to raise of an error of torch.onnx.
-            written: The places of the tensors that it writes. They become further results.
+        `refused` makes the error to raise of an error of torch.onnx.
         """
         with with_placeholders(program) as (changed, calls):
             found = {key: decomposition_of(call.operator, self._decompositions) for key, call in calls.items()}
@@ -243,9 +225,7 @@ def written_places(method: PackagedMethod) -> list[int]:
 def returning_written(program: ExportedProgram, places: Sequence[int]) -> ExportedProgram:
     """Returns a program that writes into nothing. After its results, it returns the tensors that the given one writes.
 
-    Args:
-        program: The program. It does not change.
-        places: The places of the tensors that it writes, among those that it takes.
+    `places` has their places among those that it takes. The given program does not change.
     """
     if not places:
         return program

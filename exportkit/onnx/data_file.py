@@ -28,16 +28,8 @@ def weights_outside(
     """Puts large tensors into the file `data` in a folder while the block runs, if they are too many for the models.
 
     They are if one model has more bytes than the threshold, or if several methods would repeat a MiB of weights. What
-    is equal in several models is written once.
-
-    Args:
-        models: The models of all methods.
-        name: What the name of the file begins with; its digest follows.
-        folder: Where to write it.
-        threshold: The bytes of tensors that a model may have inside.
-
-    Yields:
-        For each model, the file that it needs; None if its weights are inside.
+    is equal in several models is written once. It yields for each model the file that it needs, whose name begins so;
+    None if its weights are inside.
     """
     import onnx_ir
     from onnx_ir.external_data import convert_tensors_to_external

@@ -96,11 +96,7 @@ def export_onnx(
 
 
 def _check_installed() -> None:
-    """Refuses a machine without the packages that conversion needs.
-
-    Raises:
-        HostError: One of them cannot be imported.
-    """
+    """Refuses a machine without the packages that conversion needs: HostError."""
     for name in _NEEDED:
         try:
             importlib.import_module(name)

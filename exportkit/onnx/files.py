@@ -43,13 +43,7 @@ def sidecar_path(model: Path) -> Path:
 
 
 def method_path(base: Path, methods: Sequence[PackagedMethod], method: str) -> Path:
-    """Returns the path of the model of a method: `model.onnx`; of several methods, such as `model.decode.onnx`.
-
-    Args:
-        base: The path that the export was given, which the sidecar's name has.
-        methods: All methods.
-        method: The method's name.
-    """
+    """Returns the path of the model of a method: `model.onnx`, the base; of several, such as `model.decode.onnx`."""
     return base if len(methods) == 1 else base.with_name(f"{base.stem}.{method}{base.suffix}")
 
 
@@ -72,11 +66,7 @@ def _sidecar_of(model: Path) -> Path | None:
 
 
 def named_model(given: Path) -> Path | None:
-    """Returns the ONNX model that a file belongs to: itself, or the one beside its sidecar. None for other files.
-
-    Raises:
-        UsageError: The file cannot be read.
-    """
+    """Returns the ONNX model that a file belongs to: itself, or the one beside its sidecar. None for other files."""
     if not given.is_file():
         return None
     try:
@@ -116,22 +106,11 @@ def write_onnx(
     opset: int,
     data_threshold: int = DATA_THRESHOLD,
 ) -> Manifest:
-    """Writes the models of all methods, their weights if they are not inside, and the sidecar.
+    """Writes the models of all methods, in their order, their weights if they are not inside, and the sidecar.
 
     The files get their names when all of them are complete. The name of a data file has its digest, so a process that
-    is killed leaves no model with the weights of another. Data files of models that are replaced are removed.
-
-    Args:
-        out: The `.onnx` to write; of several methods, `<out>.<method>.onnx` are written. The name of the sidecar is
-            that of `out`, and `.exportkit`.
-        models: The models, in the order of the manifest's methods.
-        manifest: What describes them, with operators, state and cases, without targets, weights and libraries.
-        records: The records of the manifest's cases and state.
-        opset: The version of ONNX's operators that the models use.
-        data_threshold: The bytes of tensors of a model from which on they are written to a data file.
-
-    Returns:
-        The sidecar's manifest.
+    is killed leaves no model with the weights of another. Data files of models that are replaced are removed. The
+    manifest that describes them has no targets, weights and libraries. It returns the sidecar's.
 
     Raises:
         ExportError: A model without its weights is larger than ONNX allows.
@@ -197,12 +176,7 @@ def _remove_old_data(out: Path, needed: set[str]) -> None:
 def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReader:
     """Opens the sidecar of a model, and checks the digests of all its records, of the models and of their data.
 
-    Args:
-        model: The `.onnx`: of several methods, that of any.
-        demand: The caller's required signatures, as for PackageReader. They are checked first.
-
-    Returns:
-        The reader of the sidecar. Its manifest has `onnx`.
+    Required signatures are checked first. Of several methods, any model may be given.
 
     Raises:
         OnnxFileError: A file is missing, or it is not the one that the sidecar describes.
@@ -244,12 +218,9 @@ def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReade
 
 
 def open_artifact(path: Path, *, demand: core.Demand | None = None) -> PackageReader:
-    """Opens a package, or the sidecar of an ONNX model, and checks every digest. Arguments are those of `open_onnx`.
+    """Opens a package, or the sidecar of an ONNX model, and checks every digest. Errors are those of `open_onnx`.
 
-    Raises:
-        UsageError: The file does not exist or cannot be read.
-        PackageError: A rule of the format is broken, a digest does not hold, or a required signature is lacking.
-        PolicyError: A policy cannot be read or trusted.
+    UsageError: the file does not exist or cannot be read.
     """
     if (model := named_model(path)) is not None:
         return open_onnx(model, demand=demand)
@@ -293,11 +264,7 @@ def refuse_sidecar(reader: PackageReader) -> None:
 
 
 def described(sidecar: PackageReader, method: str | None = None) -> Onnx:
-    """Returns what a sidecar says of the model of a method; without a name, of the default one.
-
-    Raises:
-        OnnxFileError: The package is not a sidecar.
-    """
+    """Returns what a sidecar says of the model of a method; without a name, of the default one. Or OnnxFileError."""
     models = {onnx.method: onnx for onnx in sidecar.manifest.onnx}
     if not models:
         raise OnnxFileError(
@@ -308,11 +275,7 @@ def described(sidecar: PackageReader, method: str | None = None) -> Onnx:
 
 
 def read_model(model: Path, onnx: Onnx) -> bytes:
-    """Reads a model and checks what was read.
-
-    Raises:
-        OnnxFileError: It is missing, or another model.
-    """
+    """Reads a model and checks what was read. OnnxFileError: it is missing, or another model."""
     with _opened(model, onnx.size) as file:
         content = file.read()
     _check_digest(model, hashlib.sha256(content).hexdigest(), onnx.sha256)

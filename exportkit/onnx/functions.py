@@ -12,11 +12,7 @@ from exportkit.package.manifest import OnnxFunction
 
 
 class Functions:
-    """The functions of a model: one for each body of an operator.
-
-    Args:
-        opset: The version of ONNX's operators in the bodies.
-    """
+    """The functions of a model, with operators of a version of ONNX's: one for each body of an operator."""
 
     def __init__(self, opset: int) -> None:
         self._opset = opset

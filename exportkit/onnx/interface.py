@@ -17,11 +17,8 @@ from exportkit.package.manifest import PackagedMethod, StateTensor, TensorInput,
 class Interface:
     """The inputs and outputs of a model, in order, by the names that they have in it.
 
-    Attributes:
-        inputs: Those of the call, then the state.
-        outputs: Those of the call, what it writes into inputs, then the state that it writes.
-        given: How many inputs are the call's.
-        results: How many outputs are the call's results, with what it writes into inputs.
+    Inputs are those of the call, `given`, then the state. Outputs are those of the call and what it writes into inputs,
+    `results`, then the state that it writes.
     """
 
     inputs: tuple[tuple[str, TensorInput | StateTensor], ...]

@@ -103,11 +103,7 @@ _COMPARABLE = (_TYPES.FLOAT, _TYPES.DOUBLE, _TYPES.INT64)  # what TopK, ReduceMa
 
 
 def translations(calls: Mapping[str, CustomCall]) -> Mapping[Callable[..., Any], Callable[..., Any]]:
-    """Returns torch.onnx's `custom_translation_table`.
-
-    Args:
-        calls: The calls that placeholders are for, by key.
-    """
+    """Returns torch.onnx's `custom_translation_table`. Placeholders are for these calls, by key."""
 
     def placeholder(tensors: Sequence[Any], sizes: Sequence[Any], key: str) -> list[Any]:
         call = calls[key]

@@ -85,8 +85,7 @@ def _rename_sizes(value: onnx_ir.Value, known: Mapping[str, str]) -> None:
 def cleaned(model: onnx_ir.Model) -> dict[str, str]:
     """Removes what torch.onnx notes of the traced model, which has paths of this machine.
 
-    Returns:
-        The line of the model that each node comes from, by the node's name.
+    Returns the line of the model that each node comes from, by the node's name.
     """
     lines = {}
     for node in model.graph.all_nodes():

@@ -60,11 +60,7 @@ def bits_type(dtype: str) -> str:
 
 
 def import_onnxruntime() -> ModuleType:
-    """Imports ONNX Runtime.
-
-    Raises:
-        HostError: It is not installed, or it does not load here.
-    """
+    """Imports ONNX Runtime. HostError: it is not installed, or it does not load here."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -77,20 +73,10 @@ def import_onnxruntime() -> ModuleType:
 
 
 class OnnxSession:
-    """A loaded ONNX model.
-
-    Attributes:
-        version: ONNX Runtime's version.
-    """
+    """A loaded ONNX model, and ONNX Runtime's version."""
 
     def __init__(self, model: Path, onnx: Onnx, interface: Interface, *, threads: int | None = None) -> None:
-        """Reads and checks the model and its data, and loads what was read.
-
-        Args:
-            model: The `.onnx`.
-            onnx: The size and digest that the model and its data have.
-            interface: The model's inputs and outputs.
-            threads: The threads of one operator, which rest between calls. Default: ONNX Runtime's choice.
+        """Reads and checks the model and its data, and loads what was read. Threads rest between calls.
 
         Raises:
             OnnxFileError: A file is missing or was changed, or the model has other inputs or outputs.
@@ -137,17 +123,9 @@ class OnnxSession:
         return session
 
     def run(self, inputs: Sequence[Bits]) -> list[Bits]:
-        """Calls the model.
+        """Calls the model with contiguous arrays, in the interface's order, and returns the outputs in its order.
 
-        Args:
-            inputs: The inputs in the interface's order. Arrays are contiguous.
-
-        Returns:
-            The outputs in the interface's order.
-
-        Raises:
-            RuntimeError: ONNX Runtime has no such dtype.
-            Exception: ONNX Runtime fails. Its errors have no common base.
+        RuntimeError: ONNX Runtime has no such dtype. If ONNX Runtime fails, its errors have no common base.
         """
         values = {}
         for name, tensor in zip(self._inputs, inputs):

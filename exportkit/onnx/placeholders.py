@@ -42,19 +42,11 @@ class Slot:
 
 @dataclass(frozen=True)
 class CustomCall:
-    """A call of a custom operator in a graph.
+    """A call of a custom operator in a graph, whose arguments have slots for tensors and symbolic sizes.
 
-    Attributes:
-        operator: The operator.
-        args: The positional arguments, with slots for tensors and sizes.
-        kwargs: The keyword arguments, in the same way.
-        tensors: The fake tensors of the slots.
-        sizes: The symbolic sizes of the slots.
-        tensor_names: The parameter of each tensor; with a number if it is one of a list.
-        size_names: The parameter of each size, in the same way.
-        written: The tensors that the operator writes into.
-        results: The fake tensors that it returns, and after them those that it wrote.
-        where: The line of the model that calls it, or "".
+    The names are the parameters of tensors and sizes, with a number for one of a list. `written` are the tensors that
+    the operator writes into; `results` are the fake tensors that it returns, and after them those that it wrote.
+    `where` is the line of the model that calls it, or "".
     """
 
     operator: OpOverload
@@ -96,11 +88,7 @@ class CustomCall:
 
 
 def _check_like(call: CustomCall, results: Sequence[torch.Tensor]) -> None:
-    """Refuses results that a decomposition returns, and the operator does not.
-
-    Raises:
-        ExportError: The number of results, a dtype or a number of dimensions differs.
-    """
+    """Refuses results that a decomposition returns, and the operator does not: another number, dtype or rank."""
     wanted, given = (
         [f"{str(t.dtype).removeprefix('torch.')} with {t.ndim} dimensions" for t in some]
         for some in (call.results, results)
@@ -139,10 +127,8 @@ def with_placeholders(
 ) -> Iterator[tuple[torch.export.ExportedProgram, Mapping[str, CustomCall]]]:
     """Yields a copy of a program with placeholders for custom operators, and the calls by key.
 
-    The copy can be run and traced again only inside of the block.
-
-    Raises:
-        ExportError: A custom operator takes or returns something that a function of ONNX cannot.
+    The copy can be run and traced again only inside of the block. ExportError: a custom operator takes or returns
+    something that a function of ONNX cannot.
     """
     module = copy.deepcopy(program.graph_module)
     calls = {}

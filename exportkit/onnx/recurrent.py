@@ -136,13 +136,8 @@ def _layer(
 ) -> tuple[Any, ...]:
     """Returns the output [T, B, directions * size] of one layer and its last states [directions, B, size].
 
-    Args:
-        kind: The node.
-        input: The input [T, B, features].
-        lengths: The lengths of the sequences; None if all have T steps.
-        first: The states before the first step, [directions, B, size].
-        weights: The weights of each direction.
-        biases: Whether there are biases among them.
+    The input is [T, B, features], the states before the first step are [directions, B, size], and the weights are those
+    of each direction, perhaps with biases. Without lengths, all sequences have T steps.
     """
     directions = len(weights)
     projections = [of[-1] for of in weights] if len(weights[0]) > 2 + 2 * biases else None

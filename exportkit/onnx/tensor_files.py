@@ -14,12 +14,7 @@ _NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 
 
 def read_tensors(path: Path, names: Iterable[str]) -> dict[str, Bits]:
-    """Reads tensors of a safetensors file by name.
-
-    Raises:
-        KeyError: The file lacks one of them, or ONNX Runtime has no such dtype.
-        SafetensorError: It is not a safetensors file.
-    """
+    """Reads tensors of a safetensors file by name. KeyError: one is not there, or ONNX Runtime has no such dtype."""
     import numpy as np
     from safetensors import deserialize
 

@@ -28,9 +28,7 @@ _REFUSED = (
 def check_loads(model: onnx_ir.Model, lines: Mapping[str, str]) -> None:
     """Checks a model with onnx.checker and loads it into ONNX Runtime, in a process that may die.
 
-    Args:
-        model: The model, with its functions.
-        lines: The lines of the model's code by the names of the nodes they became.
+    `lines` are those of the model's code by the names of the nodes they became.
 
     Raises:
         ExportError: It is not valid ONNX, or ONNX Runtime cannot run it.

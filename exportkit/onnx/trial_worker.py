@@ -19,11 +19,7 @@ class TrialPassed(Message, frozen=True):
 
 
 def load(command: TryModel) -> TrialPassed:
-    """Checks and loads a model.
-
-    Raises:
-        HostError: onnx or ONNX Runtime cannot be imported.
-    """
+    """Checks and loads a model. HostError: onnx or ONNX Runtime cannot be imported."""
     try:
         import onnx
         import onnxruntime
