@@ -19,11 +19,8 @@ from exportkit.package.manifest import Accuracy, TensorOutput
 class MeasuredError:
     """The error of some elements, relative to the reference's magnitude or the typical one, whichever is greater.
 
-    Attributes:
-        size: The root of the mean square, and the greatest error.
-        compared: The number of elements.
-        beyond: The number of elements whose error exceeds the limit.
-        greatest_at: The flat index of the greatest error.
+    `size` is the root of the mean square, and the greatest error, which is at a flat index. As many elements were
+    compared, and some of them are beyond the limit.
     """
 
     size: Accuracy
@@ -59,14 +56,10 @@ def measure_error(
     typical: float,
     limit: float = inf,
 ) -> MeasuredError:
-    """Compares values with their reference. Two NaNs are equal, and an infinity equals itself.
+    """Compares values, or selected ones, with their reference. Two NaNs are equal, and an infinity equals itself.
 
-    Args:
-        reference: A floating tensor on the CPU.
-        values: A floating tensor of the same shape on the CPU.
-        selected: A boolean tensor of the same shape that selects elements. Default: all.
-        typical: The typical magnitude of the whole reference.
-        limit: The error that an element may have.
+    The tensors are on the CPU, floating and of one shape. `typical` is the typical magnitude of the whole reference;
+    `limit` is the error that an element may have.
     """
     wide, given = _wide(reference), _wide(values)
     chosen = None if selected is None else selected.contiguous()
@@ -98,13 +91,9 @@ def rows_at(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Returns the reference of an output, with its rows in the order of the given indices.
 
-    Args:
-        output: The output. If it is not `rows_of` an index output, its reference is returned as it is.
-        reference: The references by output, with the indices of the rows.
-        given: The outputs to compare with, with their indices of the rows.
-
-    Returns:
-        The reference, and a mask of the elements whose row the reference has; None for all.
+    An output that is not `rows_of` an index output has its reference as it is. By output, there are the references and
+    what to compare with, with their indices of the rows. Beside it is a mask of the elements whose row the reference
+    has; None for all.
     """
     values, rows_of = reference[output.name], output.tolerance.rows_of
     if rows_of is None:

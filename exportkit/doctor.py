@@ -26,14 +26,7 @@ _INSTALL_TORCH = f"pip install 'torch>={OLDEST_TORCH}'"
 
 @dataclass(frozen=True)
 class HostFinding:
-    """The result of one check.
-
-    Attributes:
-        name: The checked part, such as "compiler".
-        ok: Whether it is present and usable.
-        detail: A description of the part or of the problem.
-        hint: Advice on the problem, or None.
-    """
+    """The result of one check: whether a part such as "compiler" is present and usable, what it is, and what to do."""
 
     name: str
     ok: bool
@@ -89,11 +82,7 @@ BASIC = ("load and run a CPU package", "export an ExportedProgram", "compile for
 
 
 def diagnose(progress: Progress = silent) -> HostReport:
-    """Checks this machine. Imports torch and Inductor, compiles once and loads each operator library in a process.
-
-    Args:
-        progress: Called with each step before it starts.
-    """
+    """Checks this machine. Imports torch and Inductor, compiles once and loads each operator library in a process."""
     progress("checking torch and the machine")
     findings = [_python(), _platform(), _torch(), _if_torch("libstdc++", _libstdcxx), _package_reader()]
     findings += [_signatures(), _if_reader("policies", _policies), _onnx(), _if_reader("CPU", _cpu)]

@@ -73,27 +73,16 @@ def declared_module(namespace: str) -> str:
 
 
 def register_operators(names: Iterable[str]) -> None:
-    """Registers the given operators, with fakes and gradients, whose namespaces an installed package declares.
+    """Registers the given operators, such as "myops::scale.default", with fakes and gradients.
 
-    Args:
-        names: Operators, such as "myops::scale.default". Others than the declared ones are left alone.
-
-    Raises:
-        LibraryLoadError: The declared module cannot be imported.
+    Only those whose namespaces an installed package declares. LibraryLoadError: the declared module cannot be imported.
     """
     for namespace in _namespaces(names):
         _registered(namespace)
 
 
 def described_operators(names: Iterable[str]) -> dict[str, DescribedOperator]:
-    """Registers the given operators and returns the described ones of their namespaces, by `namespace::name`.
-
-    Args:
-        names: Operators, such as "myops::scale.default".
-
-    Raises:
-        LibraryLoadError: The declared module cannot be imported.
-    """
+    """Registers the given operators, and returns the described ones of their namespaces, by `namespace::name`."""
     found: dict[str, DescribedOperator] = {}
     for namespace in _namespaces(names):
         found |= {f"{namespace}::{name}": spec for name, spec in _registered(namespace).items()}
@@ -101,14 +90,9 @@ def described_operators(names: Iterable[str]) -> dict[str, DescribedOperator]:
 
 
 def installed_libraries(names: Iterable[str], devices: Collection[str]) -> list[Path]:
-    """Returns the shared libraries of the given operators that installed packages declare for these devices.
+    """Returns the shared libraries of the given operators that installed packages declare for "cpu" or "cuda".
 
-    Args:
-        names: Operators, such as "myops::scale.default".
-        devices: "cpu" or "cuda". The library for the CPU defines the operators, so it always comes first.
-
-    Raises:
-        LibraryLoadError: The declared module cannot be imported.
+    The library for the CPU defines the operators, so it always comes first. Errors are those of `register_operators`.
     """
     return [
         Path(path)
@@ -119,11 +103,7 @@ def installed_libraries(names: Iterable[str], devices: Collection[str]) -> list[
 
 
 def libraries_of(namespace: str) -> Mapping[str, Path]:
-    """Returns the shared libraries of a declared namespace, by device; an empty mapping if its module names none.
-
-    Raises:
-        LibraryLoadError: The module cannot be imported.
-    """
+    """Returns the shared libraries of a declared namespace, by device; an empty mapping if its module names none."""
     return cast("Mapping[str, Path]", getattr(_module(namespace), "LIBRARIES", {}))
 
 

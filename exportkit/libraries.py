@@ -68,13 +68,7 @@ _loaded: dict[str, LoadedLibrary] = {}  # by sha256
 
 
 class LoadedLibrary(NamedTuple):
-    """An operator library that this process loaded.
-
-    Attributes:
-        path: The library's file.
-        sha256: The digest of the file.
-        namespaces: The namespaces it defines; empty for a library that only adds kernels to another's operators.
-    """
+    """An operator library that this process loaded. One that only adds kernels to others defines no namespaces."""
 
     path: Path
     sha256: str
@@ -119,18 +113,9 @@ def load_verified(
     schemas: Mapping[str, str] | None = None,
     beside: Sequence[LoadedLibrary] = (),
 ) -> LoadedLibrary:
-    """Loads a file whose digest was just checked and that `loaded_library` does not know.
+    """Loads a file whose digest was just checked and that `loaded_library` does not know, as `load_library`.
 
-    Args:
-        path: The shared library.
-        sha256: The digest of the file.
-        defines: The same as for `load_library`.
-        schemas: The known schemas by operator. A conflict's message compares them with the registered ones.
-        beside: The same as for `load_library`.
-
-    Raises:
-        LibraryConflictError: The same as for `load_library`.
-        LibraryLoadError: The dynamic linker refused the file.
+    The schemas are the known ones by operator: a conflict's message compares them with the registered ones.
     """
     with loading:
         if sha256 in _loaded:  # another thread loaded it meanwhile
@@ -156,10 +141,7 @@ def load_verified(
 def loaded_library(sha256: str, size: int, *, defines: Collection[str] = ()) -> LoadedLibrary | None:
     """Returns the library with this content if this process has loaded it, by exportkit or otherwise.
 
-    Args:
-        sha256: The digest of the file.
-        size: The file's size in bytes. Files of other sizes are not read.
-        defines: The namespaces that the library is known to define, in case exportkit did not load it.
+    Files of another size are not read. `defines` are its known namespaces, in case exportkit did not load it.
     """
     with loading:
         if sha256 not in _loaded and (mapped := _mapped_copy(sha256, size)):
@@ -272,11 +254,7 @@ def _can_define(path: Path) -> bool:
 
 
 def _open(path: Path) -> None:
-    """Loads a library without the GIL, which `ctypes.CDLL` may hold while the library's initialisers run.
-
-    Raises:
-        LibraryLoadError: The dynamic linker refused the library.
-    """
+    """Loads a library without the GIL, which `ctypes.CDLL` may hold while the library's initialisers run."""
     if not _process.dlopen(os.fsencode(path), os.RTLD_NOW | os.RTLD_LOCAL):
         said = (_process.dlerror() or b"").decode(errors="backslashreplace")
         raise LibraryLoadError(f"the dynamic linker refused {path.name}: {said}", hint=_hint(said))

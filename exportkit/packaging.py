@@ -34,12 +34,9 @@ from exportkit.verify.verify import verify
 class PackOptions:
     """How a new package is verified and signed.
 
-    Attributes:
-        verification: How it is verified. What it is made of must be signed as `trust` says; `eager` names libraries to
-            add, too.
-        verify: False writes it without running it.
-        sign_key: The key that signs it. The signature is written beside it.
-        attestations: In-toto statements about its operator libraries.
+    What it is made of must be signed as the verification's `trust` says; its `eager` names libraries to add, too.
+    Without `verify`, nothing of it runs. The signature by `sign_key` is written beside it. `attestations` are in-toto
+    statements about its operator libraries.
     """
 
     verification: VerifyOptions = VerifyOptions()

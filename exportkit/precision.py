@@ -26,13 +26,7 @@ _PLACES = (
 
 
 class Float32Precision(Struct, frozen=True):
-    """All of torch's settings about the precision of float32.
-
-    Attributes:
-        places: The `fp32_precision` of torch.backends and its parts.
-        matmul: `torch.get_float32_matmul_precision()`.
-        matmul_tf32: `torch.backends.cuda.matmul.allow_tf32`.
-        cudnn_tf32: `torch.backends.cudnn.allow_tf32`.
+    """All of torch's settings about the precision of float32: the `fp32_precision` of torch.backends and of its parts.
 
     The last three are torch's older interface. Reading one raises where it contradicts the newer one; it is None then.
     """

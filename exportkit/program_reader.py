@@ -13,11 +13,7 @@ from torch.export.pt2_archive import _package
 
 
 def read_program(path: Path) -> ExportedProgram:
-    """Reads a file of torch.export.save.
-
-    Raises:
-        Exception: torch cannot read it. It raises many classes: zip, JSON, schema and operator errors.
-    """
+    """Reads a file of torch.export.save. Torch raises many classes: zip, JSON, schema and operator errors."""
     with _silent_torch():
         try:
             return torch.export.load(path)

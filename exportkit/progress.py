@@ -15,11 +15,7 @@ def silent(step: str) -> None:
 
 
 def note_with(function: Callable[[str, str], None]) -> None:
-    """From now on the process notes what it is doing, for whoever finds it dead.
-
-    Args:
-        function: Called with a step, or with "" and a node of the graph within the step.
-    """
+    """From now on the process notes a step, or "" and a node of the graph within it, for whoever finds it dead."""
     global _note
     _note = function
 

@@ -31,11 +31,9 @@ class ReferenceModel:
     op_libraries: Sequence[Path | str] = ()
 
     def model_of(self, recorded: str | None, demanded_by: str | None) -> str | None:
-        """Returns the MODEL that may be imported; None if there is none.
+        """Returns the MODEL that may be imported, which the artifact may have recorded; None if there is none.
 
-        Args:
-            recorded: The MODEL that the artifact recorded, if any.
-            demanded_by: What requires a signature, if anything does. It does not cover the source of a model.
+        What requires a signature, if anything does, does not cover the source of a model.
         """
         if self.model is None and demanded_by is None and recorded in installed_models():
             return recorded

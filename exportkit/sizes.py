@@ -26,7 +26,7 @@ class SizePlan:
 
 
 def plan_sizes(call: Call, count: int, *, seed: int, max_bytes: int) -> SizePlan:
-    """Draws `count` different calls from the dimensions' ranges.
+    """Draws `count` different calls from the dimensions' ranges, or fewer if these hold fewer.
 
     The first call has every dimension at its minimum. Then each dimension is at its maximum while the others are at
     their minimum; then all are at their maximum. The rest is random, with small sizes as likely as large ones
@@ -35,12 +35,6 @@ def plan_sizes(call: Call, count: int, *, seed: int, max_bytes: int) -> SizePlan
 
     The work is proportional to `count`: for a manifest of a hundred thousand dimensions there are fewer sizes, and
     `skipped` reports that.
-
-    Args:
-        call: The manifest's call.
-        count: The number of calls. There are fewer if the ranges hold fewer.
-        seed: The seed of the random sizes.
-        max_bytes: The limit on all inputs of one call.
     """
     dimensions = call.dimensions
     least = {dimension.name: dimension.min for dimension in dimensions}
@@ -126,12 +120,7 @@ def case_sizes(case: Case) -> dict[str, int]:
 
 
 def case_label(case: Case, edge_case: str = "") -> str:
-    """Returns such as "batch=2", and for a sequence "prefill, 3 times decode; batch=2".
-
-    Args:
-        case: The case.
-        edge_case: What makes its inputs edge values, such as "ties in x", which comes last.
-    """
+    """Returns such as "batch=2", and for a sequence "prefill, 3 times decode; batch=2"; an edge case comes last."""
     return "; ".join(filter(None, (_calls_label(case), edge_case)))
 
 
@@ -174,15 +163,9 @@ def state_bytes(manifest: Manifest, sizes: Mapping[str, int]) -> int:
 
 
 def checked_sizes(whose: str, ranges: Mapping[str, tuple[int, int]], given: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the number of each dimension, in the order of the ranges.
+    """Returns the number of each dimension, in the order of the ranges from least to greatest. `whose` is for messages.
 
-    Args:
-        whose: What has the dimensions, for messages.
-        ranges: The least and greatest number of each dimension.
-        given: What a caller gave.
-
-    Raises:
-        UsageError: A number is missing, unknown, or out of its range.
+    UsageError: a number is missing, unknown, or out of its range.
     """
     wanted = ", ".join(f"{name} (from {low} to {high})" for name, (low, high) in ranges.items())
     hint = f"Give {wanted or 'no sizes'}."

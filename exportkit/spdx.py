@@ -17,20 +17,10 @@ _UNKNOWN = "NOASSERTION"
 
 @dataclass(frozen=True)
 class Component:
-    """A part of a file, or what it was made with.
+    """A part of a file, or what it was made with, with SPDX's primary purpose and an SPDX expression as its license.
 
-    SPDX calls it a package. Its files would need SHA-1, which nothing here has.
-
-    Attributes:
-        name: The name.
-        version: The version, if it is known.
-        sha256: The digest, if the component is a file that is known.
-        file: The file's name.
-        purpose: SPDX's primary purpose.
-        pypi: Whether it is a distribution of PyPI.
-        license: An SPDX expression, if it is known.
-        comment: What else is known.
-        relation: What the component is to the whole, a relationship of SPDX such as "CONTAINED_BY".
+    SPDX calls it a package. Its files would need SHA-1, which nothing here has. `relation` is what it is to the whole,
+    a relationship of SPDX.
     """
 
     name: str
@@ -47,11 +37,8 @@ class Component:
 def document(whole: Component, parts: Sequence[Component], *, tool: str, identity: str) -> bytes:
     """Returns a document in JSON: the same bytes for the same arguments, if SOURCE_DATE_EPOCH gives the time.
 
-    Args:
-        whole: What the document describes.
-        parts: What is in it, what it needs, and what it was made with.
-        tool: The name and version of the program that writes it.
-        identity: What no other document has, such as a digest; it becomes part of the document's address.
+    It describes the whole, and its parts: what is in it, what it needs, and what it was made with. `identity` is what
+    no other document has, such as a digest; it becomes part of the document's address.
     """
     seconds = os.environ.get("SOURCE_DATE_EPOCH")
     created = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(int(seconds), UTC)

@@ -59,12 +59,9 @@ class DemoResult:
 
 
 def run_demo(folder: Path, *, photograph: str = "astronaut", progress: Progress = silent) -> DemoResult:
-    """Exports, packages, verifies and runs the ARR-COC model with an encoder that needs no training.
+    """Exports, packages, verifies and runs the ARR-COC model on one of PHOTOGRAPHS, with an encoder without training.
 
-    Args:
-        folder: The folder for the artifact, the package and the picture. It is made if it does not exist.
-        photograph: A key of exportkit.arr_coc.demo.PHOTOGRAPHS.
-        progress: Called with each step before it starts.
+    The folder is made if it does not exist.
 
     Raises:
         HostError: scikit-image is not installed, or there is no compiler.
@@ -173,13 +170,7 @@ def _size(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Photograph:
-    """A picture and a query about it.
-
-    Attributes:
-        pixels: float32 [1, 3, H, W] in [0, 1], H and W multiples of the patch size.
-        region: The region to find similar patches for.
-        subject: The region in words.
-    """
+    """A picture, float32 [1, 3, H, W] in [0, 1] of whole patches, and the region to find similar ones for."""
 
     pixels: Tensor
     region: Region
@@ -212,12 +203,7 @@ REGION_MODEL: dict[str, Any] = {
 
 
 def load_photograph(name: str = "astronaut", *, patch_size: int = 16) -> Photograph:
-    """Returns one of PHOTOGRAPHS, cropped to whole patches.
-
-    Raises:
-        UsageError: There is no photograph of this name.
-        HostError: scikit-image is not installed.
-    """
+    """Returns one of PHOTOGRAPHS, cropped to whole patches. HostError: scikit-image is not installed."""
     if name not in _ENTRIES:
         raise UsageError(f"photograph must be one of {', '.join(PHOTOGRAPHS)}, got {name!r}")
     try:

@@ -36,9 +36,7 @@ class ImageFeatures(nn.Module):
 def prompt_with_images(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Returns a prompt of a word, images and a word, their features, and the model's logits after it.
 
-    Args:
-        model: A model that reads images.
-        inputs: What a processor makes of images.
+    The inputs are what a processor makes of images.
     """
     features = ImageFeatures(model)(**inputs)
     token: Any = image_token(model)

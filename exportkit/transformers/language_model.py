@@ -148,8 +148,7 @@ def _adapters(model: Any, forms: Sequence[LayerForm], lora: Lora, batch: int) ->
 def checked_model(model: nn.Module) -> Any:
     """Returns the model of transformers, which may be in a model of PEFT, and makes exportkit's attention known.
 
-    Raises:
-        UsageError: It is no language model that reads tokens and predicts the next one.
+    UsageError: it is no language model that reads tokens and predicts the next one.
     """
     from transformers import PreTrainedModel
 
@@ -317,16 +316,10 @@ class _Drawer:
 
 
 def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Computes a mixture by transformers' interface of experts.
+    """Computes a mixture by transformers' interface of experts, for states [tokens, width] and experts [tokens, k].
 
     One token of each row reads the weights of its experts only. A prompt, which reaches most experts anyway, is
     computed by all of them: that takes more operations, and no memory for copies of weights.
-
-    Args:
-        experts: The module with the weights of all experts.
-        hidden_states: [tokens, width].
-        top_k_index: The experts of each token, [tokens, k].
-        top_k_weights: Their weights.
     """
     if current().single:
         from transformers.integrations.moe import batched_mm_experts_forward

@@ -18,13 +18,10 @@ DummyLayer: Any = getattr(cache_utils, "DummyLayer", CacheLayerMixin)  # which c
 
 @dataclass(frozen=True)
 class LayerForm:
-    """What a layer remembers.
+    """What a layer remembers: the shapes and dtypes of its tensors without the batch, by name.
 
-    Attributes:
-        shapes: The shape of each of its tensors without the batch, by name: keys and values [heads, slots, width], and
-            states `conv0`, `recurrent0` and so on.
-        dtypes: Their dtypes.
-        window: How many of the last tokens its attention sees, or None for all.
+    They are keys and values [heads, slots, width], and states `conv0`, `recurrent0` and so on. Its attention sees a
+    window of the last tokens, or all.
     """
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -134,13 +131,7 @@ def _numbered(tensors: Mapping[str, Tensor], kind: str) -> dict[int, Tensor]:
 
 
 def cache_of(forms: Sequence[LayerForm], tensors: Sequence[Mapping[str, Tensor]], step: StepContext) -> Cache:
-    """Returns transformers' cache of a model over tensors, for one call.
-
-    Args:
-        forms: What each layer remembers.
-        tensors: Its tensors.
-        step: The tokens of the call.
-    """
+    """Returns transformers' cache of a model over the tensors of its layers, for the tokens of one call."""
     layers = []
     for form, own in zip(forms, tensors):
         if form.attends and form.recurs:

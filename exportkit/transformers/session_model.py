@@ -42,16 +42,11 @@ def cache_argument(model: torch.nn.Module) -> str:
 
 
 def layer_forms(model: torch.nn.Module, length: int, prompt: int) -> list[LayerForm]:
-    """Returns what each layer of a model remembers of a row.
+    """Returns what each layer of a model remembers of a row of at most `length` tokens; a call adds `prompt`.
 
-    Args:
-        model: The model.
-        length: How many tokens a row can have.
-        prompt: How many tokens a call can add. A layer that sees a window keeps so many more than the window: the
-            first token of a call sees what was before the call, and the last one is there as well.
-
-    Raises:
-        UsageError: The model makes no cache of layers, or one has a kind that is not known.
+    A layer that sees a window keeps so many more than the window: the first token of a call sees what was before the
+    call, and the last one is there as well. UsageError: the model makes no cache of layers, or one has a kind that is
+    not known.
     """
     device = next(model.parameters()).device
     with torch.no_grad():
@@ -110,19 +105,8 @@ Tensors = Sequence[Mapping[str, Tensor]]
 class SessionModel(nn.Module):
     """The model and what a session remembers. Each row of a batch is where it is: its own number of tokens so far.
 
-    The buffers are `position`, [batch], and `cache.{layer}.{tensor}`, [batch, ...].
-
-    Args:
-        model: A ForCausalLM of transformers, in eval mode.
-        forms: What each layer remembers.
-        length: How many tokens a row can have, if a layer attends.
-        batch: The rows that the module itself has.
-        adapters: Those of the rows.
-
-    Attributes:
-        forms: What each layer remembers.
-        length: How many tokens a row can have.
-        position: How many each row has.
+    It is a ForCausalLM of transformers, in eval mode, whose layers remember `forms` of up to `length` tokens. The
+    buffers are `position`, [batch], how many tokens each row has, and `cache.{layer}.{tensor}`, [batch, ...].
     """
 
     position: Tensor
@@ -146,26 +130,19 @@ class SessionModel(nn.Module):
         self._image_token = image_token(model)
 
     def prefill(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Takes the next tokens of each row.
+        """Takes the next tokens of each row, [batch, count], of which there are `lengths`, [batch].
 
-        Args:
-            tokens: [batch, count]. A row's tokens come first; what follows them is not read.
-            lengths: How many there are in each row, [batch]. A row with none stays as it is.
-
-        Returns:
-            The logits after each row's last token, [batch, vocabulary], in float32 or wider. NaN where a row would have
-            more tokens than the cache holds.
+        A row's tokens come first; what follows them is not read. A row with none stays as it is. Returns the logits
+        after each row's last token, [batch, vocabulary], in float32 or wider, or NaN where a row would have more tokens
+        than the cache holds.
         """
         return self._prefill(tokens, lengths)
 
     def prefill_images(self, tokens: Tensor, lengths: Tensor, features: Tensor) -> Tensor:
         """Takes the next tokens of each row, as `prefill` does, among them those of images.
 
-        Args:
-            tokens: [batch, count].
-            lengths: [batch].
-            features: What the model makes of images, [features, width], in place of the tokens of images: one for each,
-                row after row. Where there are too few, the answer is NaN.
+        In their place come features, [features, width], which the model makes of images: one for each, row after row.
+        Where there are too few, the answer is NaN.
         """
         real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         image = (tokens == self._image_token) & real
@@ -198,13 +175,10 @@ class SessionModel(nn.Module):
         return self._answer(logits)
 
     def adapt(self, adapters: dict[str, Tensor]) -> Tensor:
-        """Gives each row an adapter in place of the one that it has.
+        """Gives each row an adapter in place of the one that it has, by the names of `Adapters`.
 
-        Args:
-            adapters: Tensors by the names of `Adapters`; each `lora_B` is multiplied with the adapter's scale.
-
-        Returns:
-            How many tokens each row has had, [batch]: the adapter is for those that follow.
+        Each `lora_B` is multiplied with the adapter's scale. Returns how many tokens each row has had, [batch]: the
+        adapter is for those that follow.
         """
         assert self.adapters is not None
         self.adapters.set(adapters)

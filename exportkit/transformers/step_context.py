@@ -28,14 +28,9 @@ _CHOICES = ("_attn_implementation", "_experts_implementation")  # of a configura
 class StepContext:
     """The tokens of one call, aligned to the right: a row's last token is in the last column.
 
-    Attributes:
-        start: How many tokens each row has had before, [batch].
-        lengths: How many it has now, [batch]: the last ones of the columns.
-        positions: The position of each column's token in its row, [batch, count]. In columns without a token it is the
-            row's first new position.
-        real: Where a column has a token, [batch, count].
-        single: Whether there is one column, and each row has a token there.
-        length: How many tokens a row can have.
+    A row has had `start` tokens before, and has `lengths` now, [batch], and at most `length`. By column, [batch,
+    count], there are `real`, where it has a token, and `positions`, the token's in its row, or else the row's first new
+    position. `single`: there is one column, and each row has a token there.
     """
 
     start: Tensor

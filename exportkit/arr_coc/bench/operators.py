@@ -36,13 +36,7 @@ def operator_names() -> list[str]:
 def bench_operators(
     device: torch.device, rate: Callable[[], float], options: OperatorOptions, progress: Progress
 ) -> Iterator[Row]:
-    """Times operators, row by row.
-
-    Args:
-        device: A device of this machine.
-        rate: Returns the GB/s of a large copy on the device.
-        options: The operators and the alternatives.
-        progress: Called with a description of each row.
+    """Times operators, row by row. `rate` returns the GB/s of a large copy on the device.
 
     Raises:
         UsageError: A name or a size is unknown.
@@ -239,11 +233,7 @@ def _check(
     actual: Sequence[Tensor],
     dtype: torch.dtype,
 ) -> None:
-    """Compares an operator's results with the reference's.
-
-    Raises:
-        WrongResultError: They differ.
-    """
+    """Compares an operator's results with the reference's. WrongResultError: they differ."""
     where = f"{subject.name} {direction} at {benchmark.size} in {str(dtype)[6:]}"
     hint = "It was not timed. `pytest tests/arr_coc/ops` shows details."
     if len(expected) != len(actual):

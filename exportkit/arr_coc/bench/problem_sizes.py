@@ -129,18 +129,11 @@ class BytesMoved:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One call to time.
+    """One call to time, at a size in the operator's letters. Tensors among its arguments are `RandomTensor`.
 
-    Attributes:
-        size: A label of the size, in the operator's letters.
-        args: The positional arguments; tensors are `RandomTensor`.
-        kwargs: The keyword arguments.
-        dtype: The default dtype of the floating tensors.
-        library: A library's alternative.
-        moved: The data that must move. None: every input and every output once.
-        moved_backward: The data that must move for the gradient. None: every differentiable input, its gradient and the
-            outputs' gradients once.
-        agreement: The share of elements that must agree with the reference; below 1 if ties may be broken differently.
+    What must move is every input and every output once, and for the gradient every differentiable input, its gradient
+    and the outputs' gradients, unless it says otherwise. The share `agreement` of elements must agree with the
+    reference: below 1 if ties may be broken differently.
     """
 
     size: str

@@ -21,10 +21,9 @@ from exportkit.errors import UsageError
 class Scores(NamedTuple):
     """The scores of every patch, each [B, N] in [0, 1], which depend on one sample only.
 
-    Attributes:
-        entropy: The information in its features: the normalised entropy of their softmax.
-        salience: How much it stands out: edges, contrast with its neighbours, features unlike the image's mean.
-        alignment: How well it fits the query: the cosine similarity with the best of the query's tokens.
+    Entropy is the information in its features: the normalised entropy of their softmax. Salience is how much it stands
+    out: edges, contrast with its neighbours, features unlike the image's mean. Alignment is how well it fits the query:
+    the cosine similarity with the best of the query's tokens.
     """
 
     entropy: Tensor
@@ -55,13 +54,9 @@ class Scoring(nn.Module):
         self.salience_weights = [float(weight) for weight in salience_weights]
 
     def forward(self, features: Tensor, maps: TextureMaps, query: Tensor, mask: Tensor | None = None) -> Scores:
-        """Scores patches.
+        """Scores patches by their features [B, N, D], the pixel maps that these come from, and a query in their space.
 
-        Args:
-            features: [B, N, D].
-            maps: The pixel maps that the features come from.
-            query: [B, D] or [B, T, D], in the features' space.
-            mask: bool [B, T], True where a token counts.
+        The query is [B, D], or [B, T, D] with a bool mask [B, T], True where a token counts.
         """
         pixels = maps.lab, maps.sobel_x, maps.sobel_y
         return Scores(
@@ -145,11 +140,7 @@ class Fusion(nn.Module):
 
 
 def checked_weights(weights: Sequence[float]) -> list[float]:
-    """Returns the weights as floats.
-
-    Raises:
-        UsageError: The weights are not three numbers >= 0 with a sum above 0.
-    """
+    """Returns the weights as floats. UsageError: they are not three numbers >= 0 with a sum above 0."""
     if len(weights) != 3 or not all(weight >= 0 for weight in weights) or not sum(weights) > 0:
         raise UsageError(f"balance weights must be three numbers >= 0 with a sum above 0, got {list(weights)}")
     return [float(weight) for weight in weights]

@@ -24,19 +24,9 @@ class Region(NamedTuple):
 
 
 def region_weights(region: Region, rows: int, columns: int, patch_size: int) -> Tensor:
-    """Computes the share of a region in each patch.
+    """Computes the share of a region in each patch, row by row: float32 [rows * columns], with sum 1.
 
-    Args:
-        region: The region. Parts outside the image are ignored.
-        rows: The number of rows of patches.
-        columns: The number of columns of patches.
-        patch_size: The side of a patch in pixels.
-
-    Returns:
-        float32 [rows * columns], with sum 1.
-
-    Raises:
-        UsageError: The region lies outside the image.
+    Parts outside the image are ignored. UsageError: the region lies outside the image.
     """
     overlap_y = _overlap(region.top, region.height, rows, patch_size)
     overlap_x = _overlap(region.left, region.width, columns, patch_size)
@@ -48,19 +38,13 @@ def region_weights(region: Region, rows: int, columns: int, patch_size: int) -> 
 
 
 def region_query(model: ARRCOC, image: Tensor, region: Region) -> Tensor:
-    """Returns the mean of the model's features over a region, weighted by area.
+    """Returns the mean [B, D] of the model's features over a region, weighted by area, the same for each image.
 
-    Args:
-        model: A pipeline without a query projection, because the query has the features' space.
-        image: [B, 3, H, W] in [0, 1].
-        region: A rectangle, the same for each image.
-
-    Returns:
-        [B, D].
+    The model has no query projection, because the query has the features' space.
 
     Raises:
         UsageError: The region lies outside the image, or the model projects its query.
-        InputError: The image has a wrong shape.
+        InputError: The image, [B, 3, H, W] in [0, 1], has a wrong shape.
     """
     if model.query_projection is not None:
         raise UsageError(

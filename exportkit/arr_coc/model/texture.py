@@ -24,17 +24,9 @@ def texture_maps(image: Tensor) -> TextureMaps:
 
 
 def patch_grid(image: Tensor, patch_size: int) -> tuple[int, int]:
-    """Returns the rows and columns of patches in an image.
+    """Returns the rows and columns of patches in an image, floating [B, 3, H, W].
 
-    Args:
-        image: [B, 3, H, W], floating.
-        patch_size: The side of a patch in pixels.
-
-    Returns:
-        (H / patch_size, W / patch_size).
-
-    Raises:
-        InputError: The image is not a batch of images, or a size is not a positive multiple of the patch size.
+    InputError: it is not a batch of images, or a size is not a positive multiple of the patch size.
     """
     shape = tuple(image.shape)
     if len(shape) != 4 or shape[1] != 3:

@@ -17,11 +17,7 @@ from exportkit.libraries import load_library
 
 
 def load_libraries() -> None:
-    """Loads libarr_coc_cpu.so, and libarr_coc_cuda.so if torch has CUDA.
-
-    Raises:
-        HostError: The libraries were never built.
-    """
+    """Loads libarr_coc_cpu.so, and libarr_coc_cuda.so if torch has CUDA. HostError: they were never built."""
     if "cpu" not in LIBRARIES:
         raise HostError(
             f"the operator library is not built: {LIBRARY_DIR} has no libarr_coc_cpu.so",

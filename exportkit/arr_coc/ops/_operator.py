@@ -91,12 +91,7 @@ def statically_known_true(condition: bool | torch.SymBool) -> bool:
 
 
 def specs_in(package: str, path: Iterable[str]) -> dict[str, OpSpec]:
-    """Imports a package's modules whose names start with no underscore, and returns their SPECs by name.
-
-    Args:
-        package: The package's name.
-        path: Its `__path__`. Packages in it are not imported.
-    """
+    """Imports a package's modules whose names start with no underscore, and returns their SPECs by name."""
     found: dict[str, OpSpec] = {}
     for module in pkgutil.iter_modules(path):
         if not module.name.startswith("_") and not module.ispkg:
