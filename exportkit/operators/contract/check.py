@@ -39,10 +39,17 @@ _NEIGHBOURS_OF = 3
 
 
 def check_operator(subject: Subject, only: Sequence[str] = (), progress: Progress | None = None) -> OperatorReport:
-    """Runs all checks or some on an operator, in this process. A finding has the smallest call that shows it.
+    """Runs the checks on an operator, in this process.
 
-    A kernel may crash the process: `exportkit ops check` calls this in a child process. `progress` is told what comes
-    next, so that a process that dies leaves word of it.
+    A kernel may crash the process: `exportkit ops check` calls this in a child process.
+
+    Args:
+        subject: The operator and the calls to try.
+        only: The checks to run, by name. Empty: all.
+        progress: Told what comes next, so that a process that dies leaves word of it.
+
+    Returns:
+        What each check found. A finding has the smallest of the calls that shows it.
 
     Raises:
         UsageError: `only` names a check that does not exist.
@@ -74,7 +81,15 @@ def check_operator(subject: Subject, only: Sequence[str] = (), progress: Progres
 
 
 def assert_keeps(spec: OpSpec, device: torch.device) -> None:
-    """Holds an operator to its SPEC, in a test, with samples on a device. AssertionError has every finding."""
+    """Holds an operator to its SPEC, in a test.
+
+    Args:
+        spec: The operator's promises.
+        device: Where its samples are called.
+
+    Raises:
+        AssertionError: A check found something. The message has every finding.
+    """
     __tracebackhide__ = True  # pytest shows the findings and not this function
     report = check_operator(Subject.of_spec(spec, [device]))
     if report.findings:

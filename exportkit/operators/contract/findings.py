@@ -17,9 +17,14 @@ class Severity(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A promise that does not hold: what was promised and what was seen, in a sentence, and what to change.
+    """A promise that does not hold.
 
-    `call` is the smallest call that shows it, as Python code that a reader can run.
+    Attributes:
+        check: The check's name, such as "fake-shape".
+        severity: How bad it is.
+        message: What was promised and what was seen, in a sentence.
+        call: The smallest call that shows it, as Python code that a reader can run.
+        hint: What to change.
     """
 
     check: str
@@ -36,7 +41,16 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class OperatorReport(msgspec.Struct, frozen=True):
-    """What was checked on an operator: the checks that passed, and why others did not apply or could not run."""
+    """All that was checked on an operator.
+
+    Attributes:
+        operator: `namespace::name`.
+        schema: Its schema.
+        passed: Names of the checks that found nothing.
+        skipped: Names of the checks that did not apply or could not run, with the reason.
+        findings: What the others found.
+        calls: How many calls were tried.
+    """
 
     operator: str
     schema: str

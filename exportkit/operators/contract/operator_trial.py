@@ -19,11 +19,16 @@ Resize = Callable[[Sample, Mapping[int, int]], Sample | None]
 
 @dataclass(frozen=True)
 class Subject:
-    """An operator under check, with valid calls, in every dtype and on every device that shall be checked.
+    """An operator under check.
 
-    Without a reference, the kernel is compared only with itself; without a SPEC, each check assumes what the schema
-    says. `resize` makes a call with other sizes, given which size becomes which; None where it cannot. Without the
-    function, `resizing.with_sizes` does, and integer tensors are taken for indices unless a SPEC has them.
+    Attributes:
+        overload: The dispatcher's operator.
+        calls: Valid calls, in every dtype and on every device that shall be checked.
+        reference: A function with the operator's parameters that computes the same with torch's operators. None: the
+            kernel is compared only with itself.
+        spec: The operator's promises, where it has any. None: each check assumes what the schema says.
+        resize: Makes a call with other sizes, given which size becomes which; None where it cannot. Without the
+            function, `resizing.with_sizes` does, and integer tensors are taken for indices unless a SPEC has them.
     """
 
     overload: OpOverload
