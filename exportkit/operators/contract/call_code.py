@@ -52,24 +52,8 @@ def ways_to_write(call: Sample, layout: MemoryLayout = PLAIN, number: int | None
     own values, as far as they can be written. The code, but not the call, has the tensors, or tensor `number`, in the
     layout.
     """
-    for draw in ("randn", "rand"):
-        yield _written(call, _Pen(draw, layout, number))
-    yield _written(call, _Pen(None, layout, number))
-
-
-def _written(call: Sample, pen: _Pen) -> WrittenCall:
-    state = torch.get_rng_state()
-    torch.manual_seed(0)
-    try:
-        args = [pen.write(value) for value in call.args]
-        kwargs = {name: pen.write(value) for name, value in call.kwargs.items()}
-    finally:
-        torch.set_rng_state(state)
-    values = {name: value for name, (_, value) in kwargs.items()}
-    made = Sample(call.label, tuple(value for _, value in args), values)
-    return WrittenCall(
-        made, tuple(code for code, _ in args), {name: code for name, (code, _) in kwargs.items()}, pen.drew
-    )
+    for draw in ("randn", "rand", None):
+        yield _Pen(draw, layout, number).call(call)
 
 
 class _Pen:
@@ -79,6 +63,15 @@ class _Pen:
         self.draw, self.layout, self.number = draw, layout, number
         self.written = 0
         self.drew = False
+
+    def call(self, call: Sample) -> WrittenCall:
+        """Writes a call."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            args = [self.write(value) for value in call.args]
+            kwargs = {name: self.write(value) for name, value in call.kwargs.items()}
+        made = Sample(call.label, tuple(v for _, v in args), {name: v for name, (_, v) in kwargs.items()})
+        return WrittenCall(made, tuple(c for c, _ in args), {name: c for name, (c, _) in kwargs.items()}, self.drew)
 
     def write(self, value: Any) -> tuple[str, Any]:
         """Returns the code of a value, and what the code evaluates to."""
@@ -110,32 +103,30 @@ class _Pen:
         return code, value
 
     def _values(self, tensor: Tensor) -> tuple[str, Tensor]:
-        shape = ", ".join(str(size) for size in tensor.shape) or "()"
-        options = "" if tensor.device.type == "cpu" else f', device="{tensor.device}"'
+        code, value = self._on_cpu(tensor)
+        moved = "" if tensor.device.type == "cpu" else f'.to("{tensor.device}")'
+        return code + moved, value.to(tensor.device)
+
+    def _on_cpu(self, tensor: Tensor) -> tuple[str, Tensor]:
+        size, shape = tuple(tensor.shape), ", ".join(str(size) for size in tensor.shape) or "()"
         if tensor.is_floating_point() and (self.draw is not None or tensor.numel() > _LITERAL):
             draw = self.draw or "randn"
             self.drew = True
             if tensor.dtype.itemsize > 1:
-                value = getattr(torch, draw)(tuple(tensor.shape), dtype=tensor.dtype)
                 options = _dtype(tensor, torch.float32)
-                moved = "" if tensor.device.type == "cpu" else f'.to("{tensor.device}")'
-                return f"torch.{draw}({shape}{options}){moved}", value.to(tensor.device)
-            value = getattr(torch, draw)(tuple(tensor.shape)).to(tensor.dtype).to(tensor.device)  # float8
-            return f"torch.{draw}({shape}).to({tensor.dtype}){options and f'.to({options[9:]})'}", value
+                return f"torch.{draw}({shape}{options})", getattr(torch, draw)(size, dtype=tensor.dtype)
+            return f"torch.{draw}({shape}).to({tensor.dtype})", getattr(torch, draw)(size).to(tensor.dtype)  # float8
         if tensor.numel() == 0:
-            return f"torch.empty({shape}{_dtype(tensor, torch.float32)}{options})", tensor.clone()
+            return f"torch.empty({shape}{_dtype(tensor, torch.float32)})", tensor.clone()
         if tensor.numel() > _LITERAL and not tensor.is_complex():
             low, high = int(tensor.min()), int(tensor.max()) + 1
             self.drew = True
-            value = torch.randint(low, high, tuple(tensor.shape)).to(tensor.dtype).to(tensor.device)
-            return (
-                f"torch.randint({low}, {high}, ({shape},)).to({tensor.dtype}){options and f'.to({options[9:]})'}",
-                value,
-            )
+            code = f"torch.randint({low}, {high}, ({shape},)).to({tensor.dtype})"
+            return code, torch.randint(low, high, size).to(tensor.dtype)
         inferred = torch.int64 if not (tensor.is_floating_point() or tensor.is_complex()) else torch.float32
         inferred = torch.bool if tensor.dtype == torch.bool else inferred
         written = str(tensor.tolist()).replace("nan", 'float("nan")').replace("inf", 'float("inf")')
-        return f"torch.tensor({written}{_dtype(tensor, inferred)}{options})", tensor.clone()
+        return f"torch.tensor({written}{_dtype(tensor, inferred)})", tensor.clone()
 
 
 def _dtype(tensor: Tensor, default: torch.dtype) -> str:

@@ -207,11 +207,14 @@ def _other_calls(trial: Trial, progress: Progress) -> list[Sample]:
 
 
 def _problem(check: ContractCheck, trial: Trial, call: Sample) -> Problem | None:
-    """Asks the check about a call. A valid call that fails in a check breaks the promise, too.
+    """Asks the check about a call that has an answer. A valid call that fails in a check breaks the promise, too.
 
-    NotApplicable: the check says so; or it needs more memory than there is, or the call fails outside of it, too.
+    NotApplicable: the operator refuses the call, or the check says so; or it needs more memory than there is, or the
+    call fails outside of it, too.
     """
     try:
+        if check.order:  # the first one, "runs", asks whether there is an answer
+            trial.answer(call)
         return check.function(trial, call)
     except NotApplicable:
         raise

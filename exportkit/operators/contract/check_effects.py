@@ -45,7 +45,6 @@ def _outside(tensor: Tensor) -> Tensor:
 )
 def mutation(trial: Trial, call: Sample) -> Problem | None:
     """No byte of an argument changes, unless the schema says that it is written to. None outside its elements does."""
-    trial.answer(call)
     for layout in (FRAMED, SPACED):
         if problem := _mutation(trial, call, layout):
             return problem
@@ -129,7 +128,6 @@ def declared_mutation(trial: Trial) -> Problem | None:
 )
 def aliasing(trial: Trial, call: Sample) -> Problem | None:
     """An output shares no memory with an input or another output, of any call, unless the schema says so."""
-    trial.answer(call)
     own = call.copied()
     returned = trial.run(own, trial.subject.overload)
     returned = returned if isinstance(returned, tuple) else (returned,)
@@ -167,7 +165,6 @@ def _share(first: Tensor, second: Tensor) -> bool:
 )
 def kept_inputs(trial: Trial, call: Sample) -> Problem | None:
     """After the call, nothing holds its inputs any more."""
-    trial.answer(call)
     memory = _called(trial, call)
     try:
         if not all(torch.UntypedStorage._expired(reference) for _, reference in memory):

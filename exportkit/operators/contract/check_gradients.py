@@ -40,7 +40,6 @@ def small_enough(call: Differentiable) -> bool:
 )
 def gradcheck(trial: Trial, call: Sample) -> Problem | None:
     """Gradients equal numeric derivatives in float64, or in float32 where there is no float64."""
-    trial.answer(call)
     own = differentiable(trial, call)
     if not small_enough(own):
         raise NotApplicable("the call is too large for numeric derivatives")
@@ -86,7 +85,6 @@ def _gradcheck_in_float32(trial: Trial, call: Sample, own: Differentiable) -> Pr
 def gradient_reference(trial: Trial, call: Sample) -> Problem | None:
     """Gradients in each dtype equal those of the reference in float64."""
     reference = reference_of(trial)
-    trial.answer(call)
     own = differentiable(trial, call)
     exact = differentiable(trial, upcast(call), reference)
     outputs = own.outputs()
@@ -121,7 +119,6 @@ _BACKWARD = LEAVES + (
 )
 def gradient_form(trial: Trial, call: Sample) -> Problem | None:
     """A backward returns gradients with the shape, dtype and device of their arguments, before torch casts them."""
-    trial.answer(call)
     own = differentiable(trial, call, trial.subject.overload)
     outputs = own.outputs()
     raw = _from_backward(trial, call, own, outputs)
@@ -171,7 +168,6 @@ def _form(tensor: Tensor) -> str:
 )
 def gradient_strides(trial: Trial, call: Sample) -> Problem | None:
     """Gradients depend on values, not on where inputs and incoming gradients lie."""
-    trial.answer(call)
     own = differentiable(trial, call)
     outputs = own.outputs()
     plain = [torch.randn_like(o, memory_format=torch.contiguous_format) for o in outputs]
@@ -202,7 +198,6 @@ def gradient_alone(trial: Trial, call: Sample) -> Problem | None:
 
     A kernel for one gradient may add up in another order than the kernel for all.
     """
-    trial.answer(call)
     own = differentiable(trial, call)
     if len(own.names) < 2:
         raise NotApplicable("one argument has a gradient")
@@ -227,7 +222,6 @@ def gradient_alone(trial: Trial, call: Sample) -> Problem | None:
 )
 def second_derivative(trial: Trial, call: Sample) -> Problem | None:
     """Second derivatives are true, or asking for one is an error. A SPEC says which."""
-    trial.answer(call)
     if call.floating_dtype != torch.float64:
         raise NotApplicable("it takes no float64")
     own = differentiable(trial, call)

@@ -66,7 +66,6 @@ def _laid_out(trial: Trial, call: Sample, layouts: Sequence[MemoryLayout] = STRI
 )
 def strides(trial: Trial, call: Sample) -> Problem | None:
     """The answer depends on values, not on where they lie. An operator without a SPEC may refuse strides."""
-    trial.answer(call)
     refusals, answered = [], False
     for laid in _laid_out(trial, call, (*STRIDED, *UNALIGNED) if call.elements <= _SMALL else STRIDED):
         # Expanding changes values, the other layouts do not.
@@ -123,7 +122,6 @@ def _judged(trial: Trial, laid: _LaidOut, actual: list[Tensor], expected: list[T
 )
 def fake_layouts(trial: Trial, call: Sample) -> Problem | None:
     """The fake knows the outputs of inputs with any strides."""
-    trial.answer(call)
     for laid in _laid_out(trial, call):
         try:
             real = tensors(trial.run(laid.call, trial.subject.overload))

@@ -103,7 +103,6 @@ _SHOWN = (
 )
 def threads(trial: Trial, call: Sample) -> Problem | None:
     """Calls from several threads at once, on different inputs, answer as alone."""
-    trial.answer(call)
     if not 0 < call.elements <= _THREAD_ELEMENTS:
         raise NotApplicable("the call is empty, or large")
     return met_by_others(trial, call)
@@ -193,7 +192,6 @@ _WINDOWS = 3
 )
 def leak(trial: Trial, call: Sample) -> Problem | None:
     """Memory in use does not grow with the number of calls."""
-    trial.answer(call)
     if not 0 < call.elements <= _THREAD_ELEMENTS:
         raise NotApplicable("the call is empty, or large")
     if _growth(trial, call) is None:

@@ -42,7 +42,7 @@ class ContractCheck:
     Attributes:
         name: Its name in reports, such as "fake-shape".
         hint: What to change where it does not hold.
-        order: Smaller ones run first.
+        order: Smaller ones run first. But for 0, calls are tried that have an answer.
         whole: Whether the function is asked once, (trial) -> problem, or of each call, (trial, call) -> problem.
         dtypes: In which dtypes calls are tried: all; "first", that of the first call; "some", all calls in the first
             dtype and a few in each other; or "float64".
