@@ -8,7 +8,8 @@ from typing import Self, TypeVar
 
 from exportkit.child.channel import Channel
 from exportkit.child.messages import Failed, Message, decode, encode
-from exportkit.child.process import ChildProcess, SearchPath
+from exportkit.child.process import ChildProcess, SearchPath, describe_end
+from exportkit.errors import LibraryLoadError
 
 M = TypeVar("M", bound=Message)
 
@@ -48,6 +49,23 @@ class ChildClient:
         """
         self.tell(command, timeout=timeout)
         return self.hear(answer, timeout=timeout)
+
+    def result(self, command: Message, answer: type[M], *, timeout: float | None = None) -> M:
+        """As `ask`, but raises the error that the child answers with."""
+        got = self.ask(command, answer, timeout=timeout)
+        if isinstance(got, Failed):
+            raise got.exception()
+        return got
+
+    def load_error(self, library: str, error: ChildEndedError, hint: str | None = None) -> LibraryLoadError:
+        """The error for a library that ended the child that loaded it. The hint is for one that exited by itself."""
+        printed = self.printed()
+        return LibraryLoadError(
+            f"a process that loads {library} {describe_end(error.status)}" + (f":\n{printed}" if printed else ""),
+            hint="A malformed schema does that, and so does a namespace that torch or another library already has."
+            if error.status < 0
+            else hint,
+        )
 
     def tell(self, command: Message, *, timeout: float | None = None) -> None:
         """Sends a command, to which `hear` has the answer. If the child has ended, `hear` says so.

@@ -9,7 +9,6 @@ from typing import Literal
 
 from exportkit.child.child_client import ChildClient, ChildEndedError
 from exportkit.child.messages import Failed, Message
-from exportkit.child.process import describe_end
 from exportkit.errors import LibraryLoadError
 
 Kernels = Literal["cpu", "cuda", "any"]
@@ -63,14 +62,8 @@ def _registrations(libraries: tuple[Path, ...], state: tuple[tuple[int, int, int
         try:
             answer = child.ask(Probe(tuple(map(str, libraries))), Probed)
         except ChildEndedError as error:
-            printed = child.printed()
-            raise LibraryLoadError(
-                f"a process that loads {library.name} {describe_end(error.status)}"
-                + (f":\n{printed}" if printed else ""),
-                hint="A malformed schema does that, and so does a namespace that torch or another library already has."
-                if error.status < 0
-                else f"This shows why: python -c \"import torch; torch.ops.load_library('{library}')\"",
-            ) from error
+            hint = f"This shows why: python -c \"import torch; torch.ops.load_library('{library}')\""
+            raise child.load_error(library.name, error, hint) from error
     if isinstance(answer, Failed):
         if answer.error == LibraryLoadError.__name__:
             raise LibraryLoadError(answer.message, hint=answer.hint)

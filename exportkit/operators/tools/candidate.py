@@ -15,18 +15,18 @@ import datetime
 import fnmatch
 import secrets
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 import exportkit
 from exportkit.child.child_client import ChildClient, ChildEndedError
-from exportkit.child.messages import Failed, Message
+from exportkit.child.messages import Message
 from exportkit.child.process import describe_end
 from exportkit.libraries import file_sha256
 from exportkit.operators.contract.findings import Finding, Severity
@@ -36,8 +36,6 @@ from exportkit.package.attestations import STATEMENT
 from exportkit.progress import Progress
 
 PREDICATE = "https://github.com/exportkit/exportkit/operator-check/v1"
-
-M = TypeVar("M", bound=Message)
 
 
 class LoadCandidate(Message, frozen=True):
@@ -136,19 +134,22 @@ def drawn_seed() -> int:
     return secrets.randbits(31)
 
 
-def asked(child: ChildClient, command: Message, answer: type[M], timeout: float | None = None) -> M:
-    """Returns the answer of a process, or raises its error."""
-    got = child.ask(command, answer, timeout=timeout)
-    if isinstance(got, Failed):
-        raise got.exception()
-    return got
+@contextlib.contextmanager
+def two_processes() -> Iterator[tuple[str, ChildClient, ChildClient]]:
+    """A folder for what they write, the judge's process, and the kernel's."""
+    with (
+        tempfile.TemporaryDirectory(prefix="exportkit-judge-") as folder,
+        ChildClient("exportkit.operators.tools.judge_worker", search_path="caller") as judge,
+        ChildClient("exportkit.operators.tools.candidate_worker", search_path="caller") as kernel,
+    ):
+        yield folder, judge, kernel
 
 
 def files_of(source: OperatorSource, options: CheckOptions) -> tuple[Path, ...]:
     """Returns the files that hold the kernels. Raises the errors of loading them."""
     with ChildClient("exportkit.operators.tools.candidate_worker", search_path="caller") as child:
         try:
-            return tuple(map(Path, asked(child, LoadCandidate(source, options.libraries), CandidateLoaded).files))
+            return tuple(map(Path, child.result(LoadCandidate(source, options.libraries), CandidateLoaded).files))
         except ChildEndedError:
             return (Path(source.text),)  # `ops check` says what happened
 
@@ -179,22 +180,19 @@ def judged(
 def _judge(source: OperatorSource, options: CheckOptions, checked: Checked) -> KernelTrial:
     operator, reference = checked.report.operator, given_for(checked.report.operator, options.references)
     assert reference is not None
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="exportkit-judge-"))
-        judge = stack.enter_context(ChildClient("exportkit.operators.tools.judge_worker", search_path="caller"))
-        kernel = stack.enter_context(ChildClient("exportkit.operators.tools.candidate_worker", search_path="caller"))
+    with two_processes() as (folder, judge, kernel):
         more = given_for(operator, options.calls)
         draw = DrawJudgedCalls(operator, checked.report.schema, reference, more, options, folder)
-        calls = asked(judge, draw, JudgedCalls).calls
+        calls = judge.result(draw, JudgedCalls).calls
         try:
-            asked(kernel, LoadCandidate(source, options.libraries), CandidateLoaded)
+            kernel.result(LoadCandidate(source, options.libraries), CandidateLoaded)
             seconds = float(options.timeout * max(len(calls), 1))
-            made = asked(kernel, MakeCalls(operator, calls, folder), CallsMade, seconds)
+            made = kernel.result(MakeCalls(operator, calls, folder), CallsMade, timeout=seconds)
         except (ChildEndedError, TimeoutError) as error:
             how = describe_end(error.status) if isinstance(error, ChildEndedError) else "did not answer in time"
             finding = _wrong(f"The process of the kernel {how}.", "Without --candidate, the checks name the call.")
             return KernelTrial(len(calls), 0, (), (finding,))
-        answer = asked(judge, JudgeAnswers(made.dispatched), Judged)
+        answer = judge.result(JudgeAnswers(made.dispatched), Judged)
         findings = answer.findings
         if not answer.compared and not findings:
             said = next(iter(made.refused.values()), "there was none")

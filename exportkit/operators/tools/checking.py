@@ -19,12 +19,11 @@ import msgspec
 from msgspec.structs import replace
 
 from exportkit.child.child_client import ChildClient, ChildEndedError
-from exportkit.child.messages import Failed, Message
+from exportkit.child.messages import Message
 from exportkit.child.process import describe_end
 from exportkit.errors import NotAnOperatorLibraryError
 from exportkit.operators.contract.findings import Finding, OperatorReport, Severity
 from exportkit.operators.tools.journal import Step, read_step
-from exportkit.operators.tools.listing import ended
 from exportkit.operators.tools.source import OperatorSource
 from exportkit.progress import Progress
 
@@ -157,13 +156,11 @@ class _Worker:
         self.stop()
         self._child = ChildClient("exportkit.operators.tools.check_worker", search_path="caller")
         try:
-            answer = self._child.ask(self._prepare, Prepared)
+            self.schemas = self._child.result(self._prepare, Prepared).schemas
         except ChildEndedError as error:
-            raise ended(self._prepare.source, error.status, self._child.printed()) from error
-        if isinstance(answer, Failed):
-            raise answer.exception()
-        self.fresh, self.schemas = True, answer.schemas
-        return tuple(answer.schemas)
+            raise self._child.load_error(self._prepare.source.name, error) from error
+        self.fresh = True
+        return tuple(self.schemas)
 
     def ends_with(self, call: str) -> bool:
         """Makes a call in a process of its own. Returns whether it ends it, too."""
@@ -181,15 +178,12 @@ class _Worker:
             self.start()
         assert self._child is not None
         try:
-            answer = self._child.ask(command, Checked)
+            return self._child.result(command, Checked)
         except ChildEndedError:
             self.stop()
             raise
         finally:
             self.fresh = False
-        if isinstance(answer, Failed):
-            raise answer.exception()
-        return answer
 
     def stop(self) -> None:
         if self._child is not None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from exportkit.child.child_client import ChildClient, ChildEndedError
-from exportkit.child.messages import Failed, Message
-from exportkit.child.process import describe_end
-from exportkit.errors import LibraryLoadError, NotAnOperatorLibraryError
+from exportkit.child.messages import Message
+from exportkit.errors import NotAnOperatorLibraryError
 from exportkit.operators.contract.findings import Finding
 from exportkit.operators.tools.source import OperatorSource
 from exportkit.package.elf import is_stable, oldest_torch, read_elf, stable_abi
@@ -80,11 +79,9 @@ def list_operators(source: OperatorSource, progress: Progress) -> Listing:
     progress(f"loading {source.name}")
     with ChildClient("exportkit.operators.tools.list_worker", search_path="caller") as child:
         try:
-            answer = child.ask(ListSource(source), Listed)
+            answer = child.result(ListSource(source), Listed)
         except ChildEndedError as error:
-            raise ended(source, error.status, child.printed()) from error
-    if isinstance(answer, Failed):
-        raise answer.exception()
+            raise child.load_error(source.name, error) from error
     if not answer.operators:
         raise NotAnOperatorLibraryError(
             f"{source.text} registers no operators", hint="Give the library or the Python package that does."
@@ -92,16 +89,6 @@ def list_operators(source: OperatorSource, progress: Progress) -> Listing:
     known = {file.path for file in files}
     files += [describe_file(Path(path)) for path in answer.files if path not in known]
     return Listing(source.text, tuple(files), answer.operators)
-
-
-def ended(source: OperatorSource, status: int, printed: str) -> LibraryLoadError:
-    """The error for a library that ends the process that loads it."""
-    return LibraryLoadError(
-        f"a process that loads {source.name} {describe_end(status)}" + (f":\n{printed}" if printed else ""),
-        hint="A malformed schema does that, and so does a namespace that torch or another library already has."
-        if status < 0
-        else None,
-    )
 
 
 def describe_file(path: Path) -> ListedFile:

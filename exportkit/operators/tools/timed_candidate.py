@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from exportkit.child.child_client import ChildClient
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.operators.tools.candidate import (
     CallsMade,
@@ -28,8 +26,8 @@ from exportkit.operators.tools.candidate import (
     JudgedCalls,
     LoadCandidate,
     MakeCalls,
-    asked,
     given_for,
+    two_processes,
 )
 from exportkit.operators.tools.checking import CheckOptions
 from exportkit.operators.tools.source import OperatorSource
@@ -81,21 +79,18 @@ def _timed_operator(
     source: OperatorSource, options: CheckOptions, draw: DrawJudgedCalls, against: Sequence[str], seconds: float
 ) -> list[TimedCall]:
     found: list[TimedCall] = []
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="exportkit-timed-"))
-        judge = stack.enter_context(ChildClient("exportkit.operators.tools.judge_worker", search_path="caller"))
-        kernel = stack.enter_context(ChildClient("exportkit.operators.tools.candidate_worker", search_path="caller"))
-        loaded = asked(kernel, LoadCandidate(source, options.libraries, (draw.operator,)), CandidateLoaded)
+    with two_processes() as (folder, judge, kernel):
+        loaded = kernel.result(LoadCandidate(source, options.libraries, (draw.operator,)), CandidateLoaded)
         draw = replace(draw, schema=loaded.schemas[draw.operator], folder=folder, drawn=False)
         end = time.monotonic() + seconds
         for number in range(_MOST_ROUNDS):
             if number > _LEAST_ROUNDS and time.monotonic() > end:
                 break
             seeded = replace(draw, options=replace(options, seed=options.seed + number))
-            calls = asked(judge, seeded, JudgedCalls).calls
-            made = asked(kernel, MakeCalls(draw.operator, calls, folder, timed=True), CallsMade)
+            calls = judge.result(seeded, JudgedCalls).calls
+            made = kernel.result(MakeCalls(draw.operator, calls, folder, timed=True), CallsMade)
             clock = _clock(options.device)
-            judged = asked(judge, JudgeAnswers((), tuple(against)), Judged)
+            judged = judge.result(JudgeAnswers((), tuple(against)), Judged)
             _check(draw.operator, made, judged)
             if number == 0:  # compilers and allocators warm up
                 found = [TimedCall(draw.operator, each.sizes, each.dtype, each.moved_bytes) for each in judged.timed]
