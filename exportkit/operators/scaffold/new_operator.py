@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from typing import NoReturn
 
 import exportkit
 from exportkit.errors import UsageError
@@ -179,43 +180,31 @@ _CPP_KEYWORDS = (
 def check_operator_name(name: str, python_sources: Iterable[str]) -> None:
     """Checks the name of a new operator, which the Python code will have. UsageError says why it is not allowed."""
     _check_form("an operator", name)
-    if name == "name":  # torch.ops.<namespace>.name is the namespace's name
-        raise UsageError(
-            "an operator cannot be called 'name': torch.ops has something else there", hint="Choose another name."
-        )
     used = {node.id for source in python_sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    if name == "name":  # torch.ops.<namespace>.name is the namespace's name
+        _refuse("an operator", name, "torch.ops has something else there")
     if name in used:
-        raise UsageError(
-            f"an operator cannot be called {name!r}: the Python code that is written uses that name for something else",
-            hint=f"Choose another name, such as {name}_values.",
-        )
+        _refuse("an operator", name, "the Python code that is written uses that name for something else")
 
 
 def check_package_name(name: str) -> None:
     """Checks the name of a new package, also a namespace in torch and in C++. UsageError says why not."""
     _check_form("a package", name)
     if name in TORCH_NAMESPACES or name in _ATTRIBUTES_OF_TORCH_OPS:
-        raise UsageError(
-            f"a package cannot be called {name!r}: torch has the namespace torch.ops.{name}",
-            hint="Choose another name. It becomes the namespace of the operators.",
-        )
+        _refuse("a package", name, f"torch has the namespace torch.ops.{name}")
     if name in _FOLDERS:
-        raise UsageError(
-            f"a package cannot be called {name!r}: that means the package's {name}",
-            hint=f"Choose another name, such as {name}_ops.",
-        )
+        _refuse("a package", name, f"that means the package's {name}")
     if name in _CPP_KEYWORDS.split() or hasattr(ctypes.CDLL(None), name):
-        raise UsageError(
-            f"a package cannot be called {name!r}: it becomes a namespace in C++, where the name means something else",
-            hint=f"Choose another name, such as {name}_ops.",
-        )
+        _refuse("a package", name, "it becomes a namespace in C++, where the name means something else")
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.origin is not None:
-        raise UsageError(
-            f"a package cannot be called {name!r}: Python has a module of that name already ({spec.origin})",
-            hint=f"Choose another name, or remove that package: pip uninstall {name}. To add an operator to it, name "
-            "its folder with --output.",
-        )
+        more = f", remove that package (pip uninstall {name}), or add to it by naming its folder with --output"
+        _refuse("a package", name, f"Python has a module of that name already ({spec.origin})", more)
+
+
+def _refuse(what: str, name: str, why: str, more: str = "") -> NoReturn:
+    hint = f"Choose another name, such as my_{name}{more}."
+    raise UsageError(f"{what} cannot be called {name!r}: {why}", hint=hint)
 
 
 def _check_form(what: str, name: str) -> None:

@@ -158,7 +158,7 @@ HIDING = {
     "double": "means something else",
     "index": "means something else",
     "json": "Python has a module of that name",
-    "pytest": "or remove that package: pip uninstall pytest",
+    "pytest": "remove that package (pip uninstall pytest)",
     "exportkit": "Python has a module of that name",
     "tests": "means the package's tests",
 }
