@@ -12,13 +12,12 @@ from typing import Any
 
 import onnx_ir
 import torch
-from onnxscript import opset18
 from onnxscript.function_libs.torch_lib.ops import nn
 
-_OP: Any = opset18  # its types know less than torch.onnx's recorder does
+from exportkit.onnx.nodes import OP, TYPES, cast, ints, scalar, typed
+
 _ATEN = torch.ops.aten
-_TYPES = onnx_ir.DataType
-_SMALL = (_TYPES.BOOL, _TYPES.INT8, _TYPES.UINT8, _TYPES.INT16, _TYPES.UINT16, _TYPES.INT32)
+_SMALL = (TYPES.BOOL, TYPES.INT8, TYPES.UINT8, TYPES.INT16, TYPES.UINT16, TYPES.INT32)
 _LONGEST = 64  # the factors of a product that are multiplied one by one
 
 
@@ -36,13 +35,13 @@ class NotTranslatedError(Exception):
 def _div_mode(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
     self, other = _pair(self, other)
     if rounding_mode is None:
-        return _OP.Div(self, other)
+        return OP.Div(self, other)
     if rounding_mode == "floor":
         return _floor_divide(self, other)
     if not self.dtype.is_floating_point():
-        return _narrow(_OP.Div(_wide(self), _wide(other)), self.dtype)
-    quotient = _OP.Div(self, other)
-    return _OP.Where(_OP.Less(quotient, _number(0, self.dtype)), _OP.Ceil(quotient), _OP.Floor(quotient))
+        return _narrow(OP.Div(_wide(self), _wide(other)), self.dtype)
+    quotient = OP.Div(self, other)
+    return OP.Where(OP.Less(quotient, scalar(0, self.dtype)), OP.Ceil(quotient), OP.Floor(quotient))
 
 
 def _floor_divide(self: Any, other: Any) -> Any:
@@ -51,33 +50,33 @@ def _floor_divide(self: Any, other: Any) -> Any:
     dtype = self.dtype
     if not dtype.is_floating_point():
         a, b = _wide(self), _wide(other)
-        quotient = _OP.Div(a, b)
-        rest = _OP.Sub(a, _OP.Mul(quotient, b))
-        return _narrow(_OP.Sub(quotient, _OP.Cast(_opposite(rest, b), to=a.dtype)), dtype)
+        quotient = OP.Div(a, b)
+        rest = OP.Sub(a, OP.Mul(quotient, b))
+        return _narrow(OP.Sub(quotient, OP.Cast(_opposite(rest, b), to=a.dtype)), dtype)
     a, b = _wide(self), _wide(other)
-    zero, one, half = (_number(x, a.dtype) for x in (0, 1, 0.5))
-    rest = _OP.Mod(a, b, fmod=1)
-    quotient = _OP.Div(_OP.Sub(a, rest), b)
-    quotient = _OP.Where(_opposite(rest, b), _OP.Sub(quotient, one), quotient)
-    floor = _OP.Floor(quotient)
-    rounded = _OP.Where(_OP.Greater(_OP.Sub(quotient, floor), half), _OP.Add(floor, one), floor)
-    return _narrow(_OP.Where(_OP.Equal(b, zero), _OP.Div(a, b), rounded), dtype)
+    zero, one, half = (scalar(x, a.dtype) for x in (0, 1, 0.5))
+    rest = OP.Mod(a, b, fmod=1)
+    quotient = OP.Div(OP.Sub(a, rest), b)
+    quotient = OP.Where(_opposite(rest, b), OP.Sub(quotient, one), quotient)
+    floor = OP.Floor(quotient)
+    rounded = OP.Where(OP.Greater(OP.Sub(quotient, floor), half), OP.Add(floor, one), floor)
+    return _narrow(OP.Where(OP.Equal(b, zero), OP.Div(a, b), rounded), dtype)
 
 
 def _remainder(self: Any, other: Any) -> Any:
     self, other = _pair(self, other)
     if not self.dtype.is_floating_point():
-        return _narrow(_OP.Mod(_wide(self), _wide(other)), self.dtype)
+        return _narrow(OP.Mod(_wide(self), _wide(other)), self.dtype)
     a, b = _wide(self), _wide(other)
-    rest = _OP.Mod(a, b, fmod=1)
-    return _narrow(_OP.Where(_opposite(rest, b), _OP.Add(rest, b), rest), self.dtype)
+    rest = OP.Mod(a, b, fmod=1)
+    return _narrow(OP.Where(_opposite(rest, b), OP.Add(rest, b), rest), self.dtype)
 
 
 def _opposite(rest: Any, divisor: Any) -> Any:
     """Where a remainder is not 0 and has another sign than the divisor."""
-    zero = _number(0, divisor.dtype)
-    signs = _OP.Xor(_OP.Less(rest, zero), _OP.Less(divisor, zero))
-    return _OP.And(_OP.Not(_OP.Equal(rest, zero)), signs)
+    zero = scalar(0, divisor.dtype)
+    signs = OP.Xor(OP.Less(rest, zero), OP.Less(divisor, zero))
+    return OP.And(OP.Not(OP.Equal(rest, zero)), signs)
 
 
 # --- sums and products ------------------------------------------------------------------------------------------------
@@ -95,17 +94,17 @@ def _sum_of(self: Any, dim: Sequence[int] | int | None = None, keepdim: bool = F
     chosen = [dim] if isinstance(dim, int) else list(dim or range(rank))
     axes = sorted(axis % rank for axis in chosen) if rank else []
     wanted = self.dtype if dtype in (-1, None) else onnx_ir.DataType(dtype)
-    given = _cast(self, _TYPES.INT64 if wanted.is_integer() else wanted)
+    given = cast(self, TYPES.INT64 if wanted.is_integer() else wanted)
     if not rank:
-        return _cast(_OP.Identity(given), wanted)
-    along, keep = _OP.Constant(value_ints=axes), int(keepdim)
-    if given.dtype != _TYPES.INT64 or _is_small(self):
-        return _narrow(_OP.ReduceSum(given, along, keepdims=keep), wanted)
-    base = _number(2**32, _TYPES.INT64)
-    high = _OP.Div(given, base)
-    low = _OP.Sub(given, _OP.Mul(high, base))
-    high, low = (_OP.ReduceSum(part, along, keepdims=keep) for part in (high, low))
-    return _narrow(_OP.Add(_OP.Mul(high, base), low), wanted)
+        return cast(OP.Identity(given), wanted)
+    along, keep = OP.Constant(value_ints=axes), int(keepdim)
+    if given.dtype != TYPES.INT64 or _is_small(self):
+        return _narrow(OP.ReduceSum(given, along, keepdims=keep), wanted)
+    base = scalar(2**32, TYPES.INT64)
+    high = OP.Div(given, base)
+    low = OP.Sub(given, OP.Mul(high, base))
+    high, low = (OP.ReduceSum(part, along, keepdims=keep) for part in (high, low))
+    return _narrow(OP.Add(OP.Mul(high, base), low), wanted)
 
 
 def _is_small(value: Any) -> bool:
@@ -116,7 +115,7 @@ def _is_small(value: Any) -> bool:
 
 
 def _prod(self: Any, dtype: int = -1) -> Any:
-    flat = _typed(_OP.Reshape(self, _OP.Constant(value_ints=[-1])), self.dtype)
+    flat = typed(OP.Reshape(self, ints(-1)), self.dtype)
     sizes = list(self.shape)
     flat.shape = onnx_ir.Shape([math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None])
     return _prod_of(flat, 0, dtype=dtype)
@@ -124,11 +123,11 @@ def _prod(self: Any, dtype: int = -1) -> Any:
 
 def _prod_of(self: Any, dim: int, keepdim: bool = False, dtype: int = -1) -> Any:
     """prod.dim_int: integers exactly."""
-    given = self if dtype in (-1, None) else _cast(self, onnx_ir.DataType(dtype))
+    given = self if dtype in (-1, None) else cast(self, onnx_ir.DataType(dtype))
     if not len(self.shape):
-        return _OP.Identity(given)
+        return OP.Identity(given)
     if given.dtype.is_floating_point():
-        return _OP.ReduceProd(given, _OP.Constant(value_ints=[dim]), keepdims=int(keepdim))
+        return OP.ReduceProd(given, ints(dim), keepdims=int(keepdim))
     size = self.shape[dim]
     return _product(given, dim, size if isinstance(size, int) else None, keepdim)
 
@@ -141,9 +140,9 @@ def _product(given: Any, axis: int, size: int | None, keepdim: bool) -> Any:
             f"and 1 to {_LONGEST} can be multiplied one by one"
         )
     wide = _wide(given)
-    places = (_OP.Constant(value_ints=[i]) if keepdim else _OP.Constant(value_int=i) for i in range(size))
-    factors = (_OP.Gather(wide, place, axis=axis) for place in places)
-    return _narrow(functools.reduce(_OP.Mul, factors), given.dtype)
+    places = (ints(i) if keepdim else OP.Constant(value_int=i) for i in range(size))
+    factors = (OP.Gather(wide, place, axis=axis) for place in places)
+    return _narrow(functools.reduce(OP.Mul, factors), given.dtype)
 
 
 # --- positions --------------------------------------------------------------------------------------------------------
@@ -173,7 +172,7 @@ def _scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: str, incl
         ones = _scattered(ones, index, _filled(src, 0), dim, "none")
     count = _scattered(ones, index, _filled(src, 1), dim, "add")
     if self.dtype.is_floating_point():
-        return _OP.Div(total, count)
+        return OP.Div(total, count)
     return _floor_divide(total, count)
 
 
@@ -184,23 +183,23 @@ def _extreme_with_nan(target: Any, index: Any, src: Any, dim: int, kind: str) ->
     (`Func_Max`).
     """
     extreme = _scattered(target, index, src, dim, kind)
-    flags = [_OP.Cast(_OP.IsNaN(some), to=_TYPES.INT32) for some in (target, src)]
-    nan = _OP.ScatterElements(flags[0], index, flags[1], axis=dim, reduction="max")
-    return _OP.Where(_OP.Cast(nan, to=_TYPES.BOOL), _number(math.nan, target.dtype), extreme)
+    flags = [OP.Cast(OP.IsNaN(some), to=TYPES.INT32) for some in (target, src)]
+    nan = OP.ScatterElements(flags[0], index, flags[1], axis=dim, reduction="max")
+    return OP.Where(OP.Cast(nan, to=TYPES.BOOL), scalar(math.nan, target.dtype), extreme)
 
 
 def _scattered(target: Any, index: Any, src: Any, dim: int, reduction: str) -> Any:
-    return _OP.ScatterElements(target, index, src, axis=dim, reduction=reduction)
+    return OP.ScatterElements(target, index, src, axis=dim, reduction=reduction)
 
 
 def _filled(like: Any, number: float) -> Any:
-    return _typed(_OP.Expand(_number(number, like.dtype), _OP.Shape(like)), like.dtype)
+    return typed(OP.Expand(scalar(number, like.dtype), OP.Shape(like)), like.dtype)
 
 
 def _ends(dtype: onnx_ir.DataType) -> tuple[float, float]:
     if dtype.is_floating_point():
         return -math.inf, math.inf
-    if dtype == _TYPES.BOOL:
+    if dtype == TYPES.BOOL:
         return False, True
     return int(dtype.min), int(dtype.max)
 
@@ -211,17 +210,17 @@ def _repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_s
     Where `repeats` is a size, onnxscript repeats along another axis: https://github.com/microsoft/onnxscript/pull/2548
     has one 1 too few before it.
     """
-    given = _OP.Reshape(self, _OP.Constant(value_ints=[-1])) if dim is None else self
+    given = OP.Reshape(self, ints(-1)) if dim is None else self
     rank = 1 if dim is None else len(self.shape)
     axis = 0 if dim is None else dim % rank
-    one = _OP.Constant(value_ints=[1])
-    times = _OP.Constant(value_ints=[repeats]) if isinstance(repeats, int) else _OP.Reshape(repeats, one)
-    before, after = _OP.Constant(value_ints=[1] * (axis + 1)), [1] * (rank - axis - 1)
-    ones = [before, times, *([_OP.Constant(value_ints=after)] if after else [])]
-    repeated = _OP.Expand(_OP.Unsqueeze(given, _OP.Constant(value_ints=[axis + 1])), _OP.Concat(*ones, axis=0))
-    size = _OP.Mul(_OP.Shape(given, start=axis, end=axis + 1), times)
-    shape = _OP.Concat(_OP.Shape(given, start=0, end=axis), size, _OP.Shape(given, start=axis + 1), axis=0)
-    return _OP.Reshape(repeated, shape, allowzero=1)
+    one = ints(1)
+    times = ints(repeats) if isinstance(repeats, int) else OP.Reshape(repeats, one)
+    before, after = OP.Constant(value_ints=[1] * (axis + 1)), [1] * (rank - axis - 1)
+    ones = [before, times, *([OP.Constant(value_ints=after)] if after else [])]
+    repeated = OP.Expand(OP.Unsqueeze(given, ints(axis + 1)), OP.Concat(*ones, axis=0))
+    size = OP.Mul(OP.Shape(given, start=axis, end=axis + 1), times)
+    shape = OP.Concat(OP.Shape(given, start=0, end=axis), size, OP.Shape(given, start=axis + 1), axis=0)
+    return OP.Reshape(repeated, shape, allowzero=1)
 
 
 # --- functions of numbers ---------------------------------------------------------------------------------------------
@@ -234,22 +233,22 @@ def _atan2(self: Any, other: Any) -> Any:
     https://github.com/pytorch/pytorch/issues/162570.
     """
     y, x = _wide(self), _wide(other)
-    zero, one, pi = (_number(number, y.dtype) for number in (0, 1, math.pi))
+    zero, one, pi = (scalar(number, y.dtype) for number in (0, 1, math.pi))
 
     def negative(value: Any) -> Any:  # also -0.0, whose inverse is -inf
-        return _OP.Or(_OP.Less(value, zero), _OP.And(_OP.Equal(value, zero), _OP.Less(_OP.Div(one, value), zero)))
+        return OP.Or(OP.Less(value, zero), OP.And(OP.Equal(value, zero), OP.Less(OP.Div(one, value), zero)))
 
-    both = _OP.And(_OP.IsInf(y), _OP.IsInf(x))
-    a = _OP.Where(both, one, _OP.Abs(y))
-    b = _OP.Where(both, one, _OP.Abs(x))
-    swap = _OP.Greater(a, b)
-    low, high = _OP.Where(swap, b, a), _OP.Where(swap, a, b)
-    angle = _OP.Atan(_OP.Where(_OP.Equal(high, zero), zero, _OP.Div(low, high)))
-    angle = _OP.Where(swap, _OP.Sub(_number(math.pi / 2, y.dtype), angle), angle)
-    angle = _OP.Where(negative(x), _OP.Sub(pi, angle), angle)
-    angle = _OP.Where(negative(y), _OP.Neg(angle), angle)
-    unknown = _OP.Or(_OP.IsNaN(y), _OP.IsNaN(x))
-    return _narrow(_OP.Where(unknown, _number(math.nan, y.dtype), angle), self.dtype)
+    both = OP.And(OP.IsInf(y), OP.IsInf(x))
+    a = OP.Where(both, one, OP.Abs(y))
+    b = OP.Where(both, one, OP.Abs(x))
+    swap = OP.Greater(a, b)
+    low, high = OP.Where(swap, b, a), OP.Where(swap, a, b)
+    angle = OP.Atan(OP.Where(OP.Equal(high, zero), zero, OP.Div(low, high)))
+    angle = OP.Where(swap, OP.Sub(scalar(math.pi / 2, y.dtype), angle), angle)
+    angle = OP.Where(negative(x), OP.Sub(pi, angle), angle)
+    angle = OP.Where(negative(y), OP.Neg(angle), angle)
+    unknown = OP.Or(OP.IsNaN(y), OP.IsNaN(x))
+    return _narrow(OP.Where(unknown, scalar(math.nan, y.dtype), angle), self.dtype)
 
 
 # --- layers --------------------------------------------------------------------------------------------------------
@@ -275,11 +274,11 @@ def _attention(
     if attn_mask is None:
         return answer
     seen = attn_mask
-    if attn_mask.dtype != _TYPES.BOOL:
-        seen = _OP.Not(_OP.Equal(attn_mask, _number(-math.inf, attn_mask.dtype)))
-    flags, last = _OP.Cast(seen, to=_TYPES.INT32), _OP.Constant(value_ints=[-1])
-    anything = _OP.Cast(_OP.ReduceMax(flags, last, keepdims=1), to=_TYPES.BOOL)
-    return _OP.Where(anything, answer, _number(0, query.dtype))
+    if attn_mask.dtype != TYPES.BOOL:
+        seen = OP.Not(OP.Equal(attn_mask, scalar(-math.inf, attn_mask.dtype)))
+    flags, last = OP.Cast(seen, to=TYPES.INT32), ints(-1)
+    anything = OP.Cast(OP.ReduceMax(flags, last, keepdims=1), to=TYPES.BOOL)
+    return OP.Where(anything, answer, scalar(0, query.dtype))
 
 
 def _group_norm(
@@ -289,17 +288,17 @@ def _group_norm(
 
     https://github.com/microsoft/onnxscript/pull/1750 says that it does not.
     """
-    shape, groups = _OP.Shape(input), _OP.Constant(value_ints=[num_groups])
-    batch = _OP.Shape(input, start=0, end=1)
-    size = _OP.Div(_OP.ReduceProd(_OP.Shape(input, start=1), keepdims=1), groups)
-    grouped = _OP.Reshape(input, _OP.Concat(batch, groups, size, axis=0), allowzero=1)
-    scale, shift = (_OP.Expand(_number(number, input.dtype), groups) for number in (1, 0))
-    normal = _OP.Reshape(_OP.InstanceNormalization(grouped, scale, shift, epsilon=eps), shape, allowzero=1)
-    axes = _OP.Constant(value_ints=list(range(1, len(input.shape) - 1)))
+    shape, groups = OP.Shape(input), ints(num_groups)
+    batch = OP.Shape(input, start=0, end=1)
+    size = OP.Div(OP.ReduceProd(OP.Shape(input, start=1), keepdims=1), groups)
+    grouped = OP.Reshape(input, OP.Concat(batch, groups, size, axis=0), allowzero=1)
+    scale, shift = (OP.Expand(scalar(number, input.dtype), groups) for number in (1, 0))
+    normal = OP.Reshape(OP.InstanceNormalization(grouped, scale, shift, epsilon=eps), shape, allowzero=1)
+    axes = OP.Constant(value_ints=list(range(1, len(input.shape) - 1)))
     if weight is not None:
-        normal = _OP.Mul(normal, _OP.Unsqueeze(weight, axes) if len(input.shape) > 2 else weight)
+        normal = OP.Mul(normal, OP.Unsqueeze(weight, axes) if len(input.shape) > 2 else weight)
     if bias is not None:
-        normal = _OP.Add(normal, _OP.Unsqueeze(bias, axes) if len(input.shape) > 2 else bias)
+        normal = OP.Add(normal, OP.Unsqueeze(bias, axes) if len(input.shape) > 2 else bias)
     return normal
 
 
@@ -308,36 +307,22 @@ def _group_norm(
 
 def _pair(self: Any, other: Any) -> tuple[Any, Any]:
     if isinstance(other, (bool, int, float)):
-        return self, _number(other, self.dtype)
+        return self, scalar(other, self.dtype)
     if isinstance(self, (bool, int, float)):
-        return _number(self, other.dtype), other
+        return scalar(self, other.dtype), other
     return self, other
-
-
-def _number(number: float, dtype: onnx_ir.DataType) -> Any:
-    return _typed(_OP.Constant(value=onnx_ir.tensor(number, dtype=dtype)), dtype)
 
 
 def _wide(value: Any) -> Any:
     """Casts to a dtype for which ONNX Runtime has every kernel."""
     dtype = value.dtype
-    wide = _TYPES.FLOAT if dtype.is_floating_point() else _TYPES.INT64
-    return _cast(value, dtype if dtype in (_TYPES.DOUBLE, _TYPES.INT32) else wide)
+    wide = TYPES.FLOAT if dtype.is_floating_point() else TYPES.INT64
+    return cast(value, dtype if dtype in (TYPES.DOUBLE, TYPES.INT32) else wide)
 
 
 def _narrow(value: Any, dtype: onnx_ir.DataType) -> Any:
     """Casts a result to the dtype that torch returns. ONNX Runtime leaves out a cast that changes nothing."""
-    return _OP.Cast(value, to=dtype)
-
-
-def _cast(value: Any, dtype: onnx_ir.DataType) -> Any:
-    return value if value.dtype == dtype else _typed(_OP.Cast(value, to=dtype), dtype)
-
-
-def _typed(value: Any, dtype: onnx_ir.DataType) -> Any:
-    """Notes a dtype that torch.onnx infers only after the translation."""
-    value.dtype = dtype
-    return value
+    return OP.Cast(value, to=dtype)
 
 
 CORRECTIONS: Mapping[Callable[..., Any], Callable[..., Any]] = {
