@@ -42,7 +42,6 @@ from exportkit.export.export_options import TraceOptions
 from exportkit.runtime import runner
 from exportkit.runtime.loader import make_forks_safe
 from exportkit.runtime.native import use_native
-from exportkit.runtime.weights import copied_together
 
 _FORKS = multiprocessing.get_context("fork")  # before any uses the GPU: torch is imported once
 _SECONDS = 60.0  # for an answer of a process
@@ -115,7 +114,8 @@ class Worker:
             else:
                 self.weights = copied(target, given, device)
                 if device.type == "cpu":  # these are the package's
-                    self.weights = copied_together(self.weights, device)
+                    together = torch.ops.exportkit.copied_together.default(list(self.weights.values()), device)
+                    self.weights = dict(zip(self.weights, together, strict=True))
                     next(iter(self.weights.values())).untyped_storage().share_memory_()  # moves them
             self._finish()
             seconds = time.perf_counter() - begin

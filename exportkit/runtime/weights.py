@@ -23,7 +23,6 @@ from exportkit.runtime.native import use_native
 from exportkit.tensor_bytes import tensor_bytes
 
 Weights = Mapping[str, torch.Tensor]  # by the weights' names in the manifest
-_ALIGNMENT = 512  # bytes, as of torch's allocator: kernels are chosen by their arguments' alignment
 WeightsSource = str | os.PathLike[str] | Mapping[str, torch.Tensor]
 
 
@@ -70,25 +69,8 @@ def on_device(target: Target, weights: Weights, device: torch.device) -> dict[st
         return used
     if use_native():
         return dict(zip(used, torch.ops.exportkit.copied_together.default(list(used.values()), device), strict=True))
-    copies = copied_together(used, device)
+    copies = {name: weight.to(device) for name, weight in used.items()}
     torch.cuda.synchronize(device)  # calls do not wait for the stream that copies
-    return copies
-
-
-def copied_together(weights: Weights, device: torch.device) -> dict[str, torch.Tensor]:
-    """Copies weights to one piece of memory, so that little of it is lost between them.
-
-    The C++ runtime does it sooner: csrc/runtime/weights.cpp.
-    """
-    places, size = {}, 0
-    for name, tensor in weights.items():
-        places[name] = size
-        size += math.ceil(tensor.nbytes / _ALIGNMENT) * _ALIGNMENT
-    memory = torch.empty(size, dtype=torch.uint8, device=device)
-    copies = {}
-    for name, tensor in weights.items():
-        typed = memory[places[name] : places[name] + tensor.nbytes].view(tensor.dtype)
-        copies[name] = typed.as_strided(tensor.shape, tensor.stride(), typed.storage_offset()).copy_(tensor)
     return copies
 
 

@@ -10,7 +10,6 @@ import torch
 
 from exportkit.package.archive import PackageReader
 from exportkit.runtime.native import use_native
-from exportkit.runtime.weights import copied_together
 from tests.cpp_reader import CppReader, program
 from tests.package import samples
 from tests.runtime import graphs_on_cpu
@@ -47,12 +46,9 @@ def odd_weights(least: int) -> list[torch.Tensor]:
     ]
 
 
-def check_copied(weights: list[torch.Tensor], device: torch.device, *, native: bool = True) -> None:
+def check_copied(weights: list[torch.Tensor], device: torch.device) -> None:
     assert use_native()
-    if native:
-        copies = torch.ops.exportkit.copied_together(weights, device)
-    else:
-        copies = list(copied_together({str(place): weight for place, weight in enumerate(weights)}, device).values())
+    copies = torch.ops.exportkit.copied_together(weights, device)
     assert len({copy.untyped_storage().data_ptr() for copy in copies}) == 1
     for weight, copy in zip(weights, copies, strict=True):
         assert (copy.dtype, copy.shape, copy.stride()) == (weight.dtype, weight.shape, weight.stride())
@@ -61,9 +57,9 @@ def check_copied(weights: list[torch.Tensor], device: torch.device, *, native: b
         assert torch.equal(*flat)
 
 
-@pytest.mark.parametrize(("native", "least"), [(True, 0), (True, WORTH_STAGING), (False, 0)])
-def test_odd_weights_are_copied_bit_by_bit(device: torch.device, native: bool, least: int) -> None:
-    check_copied(odd_weights(least), device, native=native)
+@pytest.mark.parametrize("least", [0, WORTH_STAGING])
+def test_odd_weights_are_copied_bit_by_bit(device: torch.device, least: int) -> None:
+    check_copied(odd_weights(least), device)
 
 
 @pytest.mark.cuda
@@ -82,7 +78,6 @@ FROM_A_FILE = """
 import sys, torch
 from exportkit.package.archive import PackageReader
 from exportkit.runtime.native import use_native
-from exportkit.runtime.weights import copied_together
 from exportkit.runtime.weights import mapped_weights
 def resident():
     kib = 0
