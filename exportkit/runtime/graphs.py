@@ -20,7 +20,7 @@ GraphUse = Literal["none", "captured", "first-use"]  # the names in csrc/runtime
 
 @dataclass(frozen=True)
 class CudaGraph:
-    """A graph.
+    """A graph, or sizes that run without one.
 
     Attributes:
         method: The method that was called.
@@ -28,27 +28,14 @@ class CudaGraph:
         uses: How often calls used it lately: older uses count less.
         copies_inputs: Whether a call copies its inputs to the graph's own, unless it is called with these. Other graphs
             read inputs where they are.
+        reason: Why calls of these sizes cannot be one; empty for a graph.
     """
 
     method: str
     sizes: Mapping[str, int]
     uses: int
     copies_inputs: bool
-
-
-@dataclass(frozen=True)
-class RefusedGraph:
-    """Sizes that run without a graph.
-
-    Attributes:
-        method: The method that was called.
-        sizes: The value of each dimension, by name.
-        reason: Why their calls cannot be one.
-    """
-
-    method: str
-    sizes: Mapping[str, int]
-    reason: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,7 +50,7 @@ class GraphReport:
 
     memory: int
     graphs: tuple[CudaGraph, ...]
-    refused: tuple[RefusedGraph, ...]
+    refused: tuple[CudaGraph, ...]
 
 
 class _Graph(msgspec.Struct):
@@ -93,13 +80,14 @@ def graph_use(cuda_graphs: CudaGraphs) -> GraphUse:
 
 def graph_report(texts: Mapping[str, str], described: Mapping[str, Sequence[Described]]) -> GraphReport:
     """Reads what the C++ runtime reports of each method's code, whose arguments are described."""
-    memory, graphs, refused = 0, [], []
+    memory, graphs, refused = 0, list[CudaGraph](), list[CudaGraph]()
     for name, text in texts.items():
-        report, tensors = msgspec.json.decode(text, type=_Report), described[name]
+        report = msgspec.json.decode(text, type=_Report)
         memory += report.memory
-        for graph in report.graphs:
-            graphs.append(CudaGraph(name, sizes_of(tensors, graph.shapes), graph.uses, graph.copies_inputs))
-        refused += [RefusedGraph(name, sizes_of(tensors, graph.shapes), graph.reason) for graph in report.refused]
+        for found, given in ((graphs, report.graphs), (refused, report.refused)):
+            for each in given:
+                sizes = sizes_of(described[name], each.shapes)
+                found.append(CudaGraph(name, sizes, each.uses, each.copies_inputs, each.reason))
     return GraphReport(memory, tuple(graphs), tuple(refused))
 
 
