@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from exportkit.child.probe import registrations
 from exportkit.errors import LibraryConflictError, LibraryLoadError
@@ -56,7 +56,7 @@ _CONFLICT_HINT = (
     "exportkit.load(..., isolate=True)."
 )
 _SHOWN_SCHEMAS = 40
-_BLOCK = 1 << 18  # bytes to hash or search at a time; reading the next block releases the GIL
+_BLOCK = 1 << 18  # bytes to search at a time
 
 _process = ctypes.CDLL(None)
 _process.dlopen.argtypes, _process.dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
@@ -181,15 +181,7 @@ def host_platform() -> str:
 def file_sha256(path: Path) -> str:
     """Returns the hex digest of a file's content."""
     with open(path, "rb") as file:
-        return stream_sha256(file)
-
-
-def stream_sha256(file: BinaryIO) -> str:
-    """Returns the hex digest of the unread rest of a file."""
-    digest = hashlib.sha256()
-    while block := file.read(_BLOCK):
-        digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _in_namespaces(operators: Iterable[str], namespaces: Iterable[str]) -> list[str]:

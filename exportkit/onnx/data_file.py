@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from exportkit.package.manifest import OnnxData
 
@@ -18,7 +18,6 @@ DATA_THRESHOLD = 2 * 10**9  # bytes of tensors inside a model; protobuf takes 2^
 _KEPT_INSIDE = 1024  # bytes of a tensor that stays in the model: shapes are among them, and checkers read those
 _WORTH_SHARING = 1 << 20  # bytes that models of several methods would have twice
 _ALIGNMENT = 4096  # of tensors in the data file, so that they can be mapped
-_CHUNK = 1 << 20
 
 
 @contextmanager
@@ -55,7 +54,7 @@ def weights_outside(
     places = dict(zip(written, placed))
     with (folder / "data").open("rb") as file:
         os.fsync(file.fileno())
-        sha256, size = digest_of(file), os.fstat(file.fileno()).st_size
+        sha256, size = hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size
     data = OnnxData(name=f"{name}.{sha256[:16]}.data", size=size, sha256=sha256)
     try:
         for each in large:
@@ -74,14 +73,6 @@ def weights_outside(
         for each in large:
             for value, tensor in each.items():
                 value.const_value = tensor
-
-
-def digest_of(file: BinaryIO) -> str:
-    """Returns the sha256 of the rest of a file."""
-    digest = hashlib.sha256()
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _tensors(model: onnx_ir.Model) -> dict[onnx_ir.Value, onnx_ir.TensorProtocol]:

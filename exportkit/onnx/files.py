@@ -12,13 +12,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from exportkit.errors import ExportError, OnnxFileError, PackageError, UsageError
-from exportkit.onnx.data_file import DATA_THRESHOLD, digest_of, weights_outside
+from exportkit.onnx.data_file import DATA_THRESHOLD, weights_outside
 from exportkit.package import core
 from exportkit.package.archive import Content, PackageReader, write_package
 from exportkit.package.atomic import temporary_folder, write_whole
@@ -207,7 +208,7 @@ def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReade
             # A link may stand for the model, with its sidecar elsewhere.
             path = several.get(onnx.method, model)
             with _opened(path, onnx.size) as file:
-                _check_digest(path, digest_of(file), onnx.sha256)
+                _check_digest(path, hashlib.file_digest(file, "sha256").hexdigest(), onnx.sha256)
             if onnx.data not in known:
                 with open_data(path, onnx):
                     known.add(onnx.data)
@@ -283,19 +284,19 @@ def read_model(model: Path, onnx: Onnx) -> bytes:
 
 
 @contextmanager
-def open_data(model: Path, onnx: Onnx) -> Iterator[BinaryIO | None]:
+def open_data(model: Path, onnx: Onnx) -> Iterator[BufferedReader | None]:
     """Opens the data file of a model, if it has one, and checks it. Errors are the same as for `read_model`."""
     if onnx.data is None:
         yield None
         return
     path = _beside(model, onnx.data.name)
     with _opened(path, onnx.data.size) as file:
-        _check_digest(path, digest_of(file), onnx.data.sha256)
+        _check_digest(path, hashlib.file_digest(file, "sha256").hexdigest(), onnx.data.sha256)
         yield file
 
 
 @contextmanager
-def _opened(path: Path, size: int) -> Iterator[BinaryIO]:
+def _opened(path: Path, size: int) -> Iterator[BufferedReader]:
     if not path.is_file():
         raise OnnxFileError(f"there is no file {path.name} in {path.parent.absolute()}", hint=_COPY_ALL)
     try:
