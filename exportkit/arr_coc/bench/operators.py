@@ -90,7 +90,7 @@ def _row(
 ) -> Row:
     task = (_Forward if direction == "forward" else _Backward)(subject, benchmark, dtype, device)
     expected = task.run(subject.reference)
-    _check(subject, benchmark, task.direction, expected, task.run(subject.function), dtype)
+    _check(task, expected, task.run(subject.function))
     moved = task.moved_bytes(expected)
     ready = [Alternative(OURS, f"arr_coc::{subject.name}", task.calls(subject.function))]
     failed: list[Measurement] = []
@@ -225,41 +225,26 @@ def _bytes(value: Any) -> int:
 # --- nothing wrong is timed -------------------------------------------------------------------------------------------
 
 
-def _check(
-    subject: TimedOperator,
-    benchmark: Benchmark,
-    direction: Direction,
-    expected: Sequence[Tensor],
-    actual: Sequence[Tensor],
-    dtype: torch.dtype,
-) -> None:
+def _check(task: _Forward, expected: Sequence[Tensor], actual: Sequence[Tensor]) -> None:
     """Compares an operator's results with the reference's. WrongResultError: they differ."""
-    where = f"{subject.name} {direction} at {benchmark.size} in {str(dtype)[6:]}"
-    hint = "It was not timed. `pytest tests/arr_coc/ops` shows details."
-    if len(expected) != len(actual):
-        raise WrongResultError(f"{where} returns {len(actual)} tensors; its reference {len(expected)}", hint=hint)
+    for problem in _problems(task, expected, actual):
+        raise WrongResultError(
+            f"{task.subject.name} {task.direction} at {task.benchmark.size} in {str(task.dtype)[6:]}: {problem}",
+            hint="It was not timed. `pytest tests/arr_coc/ops` shows details.",
+        )
+
+
+def _problems(task: _Forward, expected: Sequence[Tensor], actual: Sequence[Tensor]) -> Iterator[str]:
+    returned, wanted = ([f"{str(t.dtype)[6:]} {list(t.shape)}" for t in some] for some in (actual, expected))
+    if returned != wanted:
+        yield f"it returns {', '.join(returned)}; its reference {', '.join(wanted)}"
     for number, (want, got) in enumerate(zip(expected, actual)):
-        if (want.shape, want.dtype) != (got.shape, got.dtype):
-            raise WrongResultError(
-                f"{where}: output {number} is {got.dtype} {list(got.shape)}; its reference's {want.dtype} "
-                f"{list(want.shape)}",
-                hint=hint,
-            )
-        if direction == "backward":
-            error = _normwise(want, got)
-            allowed = _NORMWISE[dtype]
+        if task.direction == "backward":
+            error, allowed = _normwise(want, got), _NORMWISE[task.dtype]
             if not error <= allowed:
-                raise WrongResultError(
-                    f"{where}: gradient {number} is {error:.2g} of its norm away from the reference's; {allowed:g} is "
-                    "allowed",
-                    hint=hint,
-                )
-            continue
-        agree = _agreement(want, got, *subject.tolerance(want.dtype))
-        if agree < benchmark.agreement:
-            raise WrongResultError(
-                f"{where}: {1 - agree:.2%} of output {number} is not within tolerance of the reference's", hint=hint
-            )
+                yield f"gradient {number} is {error:.2g} of its norm away from the reference's; {allowed:g} is allowed"
+        elif (agree := _agreement(want, got, *task.subject.tolerance(want.dtype))) < task.benchmark.agreement:
+            yield f"{1 - agree:.2%} of output {number} is not within tolerance of the reference's"
 
 
 def _disagreement(task: _Forward, function: Callable[..., Any], expected: Sequence[Tensor]) -> str | None:
