@@ -29,7 +29,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import edge_case_in, moves_of
 from exportkit.package.manifest import Accuracy, Call, Case, Manifest, PackagedMethod
 from exportkit.runtime.model import Model
-from exportkit.sizes import case_label, label_of
+from exportkit.sizes import case_label, checked_sizes, label_of
 
 _MAX_SETS = 4
 _ENOUGH_BYTES = 128 << 20  # of inputs to rotate through
@@ -167,17 +167,11 @@ class StepsOf:
 
 def parse_sizes(text: str, call: Call) -> dict[str, int]:
     """Parses `batch=8,gh=28` to a number for each dimension of a call. UsageError says what is wrong with one."""
-    ranges = {dimension.name: dimension for dimension in call.dimensions}
-    hint = "Give " + ",".join(f"{d.name}=N" for d in call.dimensions) + ", where "
-    hint += ", ".join(f"{d.name} is {d.min} to {d.max}" for d in call.dimensions) + "."
     sizes = {}
     for part in filter(None, text.split(",")):
-        name, equals, number = (piece.strip() for piece in part.partition("="))
-        if not equals or not number.isdecimal() or name not in ranges:
-            raise UsageError(f"--size {text}: {part!r} is not DIMENSION=NUMBER", hint=hint)
-        if not ranges[name].min <= int(number) <= ranges[name].max:
-            raise UsageError(f"--size {text}: {name} is out of its range", hint=hint)
+        name, _, number = (piece.strip() for piece in part.partition("="))
+        if not number.isdecimal():
+            wanted = ",".join(f"{each.name}=N" for each in call.dimensions)
+            raise UsageError(f"--size {text}: {part!r} is not DIMENSION=NUMBER", hint=f"Write --size {wanted}.")
         sizes[name] = int(number)
-    if missing := [name for name in ranges if name not in sizes]:
-        raise UsageError(f"--size {text}: {', '.join(missing)} is missing", hint=hint)
-    return sizes
+    return checked_sizes("the package", {each.name: (each.min, each.max) for each in call.dimensions}, sizes)

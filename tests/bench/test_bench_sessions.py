@@ -113,7 +113,7 @@ def test_what_comes_before_a_call_is_not_timed_and_precedes_each():
     [
         ({}, "has several methods"),
         ({"method": "encode"}, "has no method encode"),
-        ({"method": "decode", "sizes": ["batch=9,n=1"]}, "out of its range"),
+        ({"method": "decode", "sizes": ["batch=9,n=1"]}, "must be from"),
     ],
 )
 def test_what_cannot_be_timed_is_refused(decoder, options, message):

@@ -151,7 +151,7 @@ def test_packages_of_different_models_are_not_compared(package, direct):
 def test_a_size_that_means_nothing_says_what_does(direct, text):
     with PackageReader(direct) as reader:
         call = reader.manifest.call
-    with pytest.raises(UsageError, match=r"Give batch=N,[\s\S]* is \d+ to \d+"):
+    with pytest.raises(UsageError, match=r"Give batch \(from \d+ to \d+\), |Write --size batch=N,"):
         parse_sizes(text, call)
 
 
