@@ -18,17 +18,10 @@ from exportkit.runtime.state_file import identity
 
 
 class MethodPlan:
-    """How a method is called, planned once.
+    """How a method is called, planned once: its call, the checks of its inputs, and the arguments that its code takes.
 
-    Attributes:
-        name: The method's name.
-        call: The manifest's call.
-        inputs: The checks of its inputs.
-        state: The state that its code takes after the inputs, by index in the manifest's `state`.
-        written_state: The part of it that the code writes.
-        interrupted: Why a session is broken while a call runs.
-        described: The arguments that the code takes: the inputs, then the state.
-        written: What the code writes, by index of its arguments.
+    `described` are the inputs, then the state, which has indices in the manifest's `state`. `written` is what the code
+    writes, by index of its arguments. `interrupted` is why a session is broken while a call runs.
     """
 
     def __init__(self, manifest: package.Manifest, method: package.PackagedMethod, device: torch.device) -> None:
@@ -61,12 +54,6 @@ class ModelCode:
     """The compiled code of a model's methods. A swap of the weights replaces all of it, and closing lets go of it.
 
     The model, its methods and its sessions share this object, and none of them refers to another.
-
-    Attributes:
-        manifest: The package's manifest.
-        device: The device that the code runs on.
-        plans: The methods, by name.
-        state_identity: Whose state a session's file is.
     """
 
     def __init__(
@@ -101,11 +88,9 @@ class ModelCode:
     def run(
         self, plan: MethodPlan, run: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Runs a method's code on its arguments, and returns the flat outputs.
+        """Runs a method's code on its arguments, and returns the flat outputs, as many as the manifest says.
 
-        Raises:
-            ModelRunError: The compiled code failed.
-            ManifestConsistencyError: It returned another number of tensors than the manifest says.
+        ModelRunError: the compiled code failed.
         """
         try:
             outputs = run(inputs)

@@ -137,9 +137,7 @@ def _function_of(operator: Any) -> Callable[..., Any]:
 def use_native() -> bool:
     """Decides by $EXPORTKIT_RUNTIME whether to use the C++ runtime, and loads it.
 
-    Raises:
-        UsageError: The variable is not `auto`, `cpp` or `python`.
-        HostError: The variable is `cpp`, and the runtime cannot be used with the installed torch.
+    UsageError: it is not `auto`, `cpp` or `python`. HostError: it is `cpp`, and the runtime cannot be used here.
     """
     wanted = os.environ.get("EXPORTKIT_RUNTIME") or "auto"
     if wanted not in ("auto", "cpp", "python"):

@@ -38,8 +38,7 @@ class Adapters(nn.Module):
     def __init__(self, model: Any, lora: Lora, batch: int) -> None:
         """Makes them for the layers of a model of transformers.
 
-        Raises:
-            UsageError: The rank is no whole number, or a name is no linear layer of the language model.
+        UsageError: the rank is no whole number, or a name is no linear layer of the language model.
         """
         super().__init__()
         if not isinstance(lora.rank, int) or lora.rank < 1:

@@ -14,15 +14,10 @@ from exportkit.package import core
 
 
 class Item(msgspec.Struct, frozen=True):
-    """An entry of the cache, or a leftover of a killed process.
+    """An entry of the cache: an unpacked library or target, code that an export compiled, the record of a package.
 
-    Attributes:
-        kind: An unpacked library or target, code that an export compiled, the record of a package, or a
-            leftover.
-        path: The folder or file.
-        size: The size in bytes.
-        used: The time of last use, in seconds since 1970.
-        in_use: Whether a process uses or writes it now.
+    Or a leftover of a killed process. `used` is the time of last use, in seconds since 1970; `in_use`, whether a
+    process uses or writes it now.
     """
 
     kind: Literal["library", "target", "compiled", "package", "leftover"]
