@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import resource
 import shlex
@@ -31,21 +30,18 @@ from exportkit.operators.contract.definition import checks
 from exportkit.operators.contract.findings import Finding, OperatorReport, Severity
 from exportkit.operators.contract.operator_spec import OpSpec
 from exportkit.operators.contract.operator_trial import Subject, first_line, is_out_of_memory
-from exportkit.operators.contract.sample import Sample
+from exportkit.operators.contract.sample import Sample, bound_arguments
 from exportkit.operators.tools.checking import (
-    SEARCH,
     Checked,
     CheckOne,
     Origin,
     Prepare,
     Prepared,
-    Repeat,
-    Repeated,
 )
-from exportkit.operators.tools.collected_calls import Collected, Collector
-from exportkit.operators.tools.journal import Journal, Step
-from exportkit.operators.tools.never_tried import never_tried
-from exportkit.operators.tools.registered import devices_of, has_schema, newly_registered, overload
+from exportkit.operators.tools.collected_calls import Collector
+from exportkit.operators.tools.forms import Argument, arguments_of
+from exportkit.operators.tools.journal import Journal
+from exportkit.operators.tools.registered import devices_of, gradient_of, has_schema, newly_registered, overload
 from exportkit.operators.tools.source import load
 from exportkit.schema_text import schema_text
 from exportkit.spec import ExportSpec
@@ -96,29 +92,20 @@ class _Worker:
             raise
         except Exception as error:  # such as no memory for a call's values: the other operators are still checked
             name, said = command.operator, first_line(error)
-            report = OperatorReport(name, schema_text(overload(name)._schema), (), {}, (), 0)
             hint = "--max-memory gives the process more." if is_out_of_memory(said) else _OTHER_CALLS.format(name=name)
-            return Checked(report, "none", f"the check itself failed: {said}", hint)
+            return Checked(_report(name), "none", f"the check itself failed: {said}", hint)
         finally:
             self.journal.rest()
 
-    def repeat(self, command: Repeat) -> Repeated:
-        """Makes a call that this tool wrote down before another process made it."""
-        with contextlib.suppress(Exception), self.journal.call(Step(SEARCH, command.call)):
-            exec(command.call, {"torch": torch})
-        self.journal.rest()
-        return Repeated()
-
     def _check(self, command: CheckOne) -> Checked:
         name, operator, options = command.operator, overload(command.operator), self.options
-        schema = schema_text(operator._schema)
         if not (devices := self._devices(name)):
-            report = OperatorReport(name, schema, (), {}, (), 0)
             there = ", ".join(devices_of(name)) or "no device"
-            return Checked(report, "none", f"it has kernels for {there}, and none of them can be used here")
+            return Checked(_report(name), "none", f"it has kernels for {there}, and none of them can be used here")
         held = []
         for origin in self._origins(name):  # each is held to all checks, so that no call takes the place of another's
             collector = Collector(
+                origin,
                 operator,
                 self.journal,
                 devices,
@@ -128,32 +115,32 @@ class _Worker:
                 options.most_calls,
                 command.varied,
             )
-            collected = self._calls(name, origin, collector)
-            held.append((collected, self._held(collector, collected, command)))
+            self._collect(name, collector)
+            held.append((collector, self._held(collector, command)))
         report = _together([report for _, report in held])
-        if found := [collected.origin for collected, _ in held if collected.calls]:
-            calls = [call for collected, _ in held for call in collected.calls]
+        if found := [collector.origin for collector, _ in held if collector.calls]:
+            calls = [call for collector, _ in held for call in collector.calls]
             return Checked(report, " and ".join(found), never_tried=never_tried(operator, calls, report))
         hint = f"Give calls: --calls '{name}=FILE.py:function', a function that yields (args, kwargs)."
         return Checked(report, "none", f"no valid call was found: {held[-1][0].why_none}", hint)
 
-    def _held(self, collector: Collector, collected: Collected, command: CheckOne) -> OperatorReport:
+    def _held(self, collector: Collector, command: CheckOne) -> OperatorReport:
         """Holds the operator to the checks on calls of one origin."""
-        name, operator = command.operator, collector.operator
-        if not collected.calls:
-            return OperatorReport(name, schema_text(operator._schema), (), {}, collected.findings, collected.tried)
+        name, before = command.operator, tuple(collector.findings.values())
+        if not collector.calls:
+            return replace(_report(name), findings=before, calls=collector.tried)
         spec = self.specs.get(name)
         subject = Subject(
-            operator,
-            tuple(collected.calls),
+            collector.operator,
+            tuple(collector.calls),
             self.references.get(name, spec.reference if spec else None),
             spec,
-            None if collected.origin == "SPEC" else collector.resized,
+            None if collector.origin == "SPEC" else collector.resized,
         )
         wanted = [check for check in self.options.only or checks() if check not in command.without]
         found, failures = _found(subject, wanted, collector)
-        findings = (*collected.findings, *map(self._advised, found.findings), *failures, *self._unseen())
-        return replace(found, findings=findings, calls=found.calls + collected.tried)
+        findings = (*before, *map(self._advised, found.findings), *failures, *self._unseen())
+        return replace(found, findings=findings, calls=found.calls + collector.tried)
 
     def _unseen(self) -> Iterator[Finding]:
         """Yields the first launch that failed without a word of the operator."""
@@ -174,12 +161,13 @@ class _Worker:
         own: Origin = "model" if name in self.recorded else "SPEC" if name in self.specs else "drawn"
         return [own, "given"] if name in self.given else [own]
 
-    def _calls(self, name: str, origin: Origin, collector: Collector) -> Collected:
-        if origin == "SPEC":
-            return collector.samples_of(self.specs[name])
-        if origin == "drawn":
-            return collector.drawn()
-        return collector.varied(origin, (self.given if origin == "given" else self.recorded)[name])
+    def _collect(self, name: str, collector: Collector) -> None:
+        if collector.origin == "SPEC":
+            collector.samples_of(self.specs[name])
+        elif collector.origin == "drawn":
+            collector.drawn()
+        else:
+            collector.varied((self.given if collector.origin == "given" else self.recorded)[name])
 
     def _run_model(self, model: str) -> None:
         options = self.options
@@ -210,7 +198,12 @@ def _found(subject: Subject, wanted: list[str], collector: Collector) -> tuple[O
             wanted.remove(check)
             message = f"The check could not be made: {first_line(error)}"
             failures.append(Finding(check, Severity.doubtful, message, hint=_OTHER_CALLS.format(name=subject.name)))
-    return OperatorReport(subject.name, schema_text(subject.overload._schema), (), {}, (), 0), failures
+    return _report(subject.name), failures
+
+
+def _report(name: str) -> OperatorReport:
+    """Returns the report of an operator before any check."""
+    return OperatorReport(name, schema_text(overload(name)._schema), (), {}, (), 0)
 
 
 def _together(reports: Sequence[OperatorReport]) -> OperatorReport:
@@ -284,7 +277,7 @@ def main(connection: socket.socket) -> None:
     def check(command: CheckOne) -> Checked:
         return worker[-1].check(command)
 
-    serve(connection, {Prepare: prepare, CheckOne: check, Repeat: lambda command: worker[-1].repeat(command)})
+    serve(connection, {Prepare: prepare, CheckOne: check})
 
 
 class Launches:
@@ -381,3 +374,31 @@ def _form(call: Sample) -> str:
     """Says which calls are alike: those with the same dtypes, shapes and numbers."""
     numbers = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: None, (call.args, dict(call.kwargs)))
     return f"{[(t.dtype, tuple(t.shape), t.stride()) for t in call.tensors]} {numbers}"
+
+
+# --- what the calls of a check leave out, so that "ok" is not read as more than it says -------------------------------
+
+
+_PLACES = ("Device", "Layout", "MemoryFormat", "Generator")  # there is mostly one that fits
+
+
+def never_tried(operator: OpOverload, calls: Sequence[Sample], report: OperatorReport) -> tuple[str, ...]:
+    """Says which arguments were never given or had one value in all calls, and why gradients were not checked."""
+    bound = [bound_arguments(operator, call.args, call.kwargs) for call in calls]
+    arguments = [a for a in arguments_of(operator._schema) if a.kind not in _PLACES]
+    said = [text for a in arguments for text in _said(a, [values[a.name] for values in bound])]
+    gradient = report.skipped.get("gradcheck")
+    if gradient is not None and gradient_of(report.operator) and "gradient-reference" not in report.passed:
+        said.append(f"gradient not checked: {gradient}")
+    return tuple(said)
+
+
+def _said(argument: Argument, values: Sequence[Any]) -> Iterator[str]:
+    if all(value is None for value in values):
+        yield f"{argument.name} is never given"
+    elif argument.listed:
+        lengths = {len(value) for value in values if value is not None}
+        if argument.length is None and len(lengths) == 1:
+            yield f"the length of {argument.name} is always {lengths.pop()}"
+    elif not argument.is_tensor and len(different := {repr(value) for value in values}) == 1:
+        yield f"{argument.name} is always {different.pop()}"

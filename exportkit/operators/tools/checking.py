@@ -84,16 +84,6 @@ class CheckOne(Message, frozen=True):
     varied: bool = True
 
 
-class Repeat(Message, frozen=True):
-    """Asks the child to make a call that ended a process. The answer is Repeated, if it ends no other."""
-
-    call: str
-
-
-class Repeated(Message, frozen=True):
-    """The call did not end this process."""
-
-
 Origin = Literal["SPEC", "given", "model", "drawn"]
 
 
@@ -162,16 +152,6 @@ class _Worker:
         self.fresh = True
         return tuple(self.schemas)
 
-    def ends_with(self, call: str) -> bool:
-        """Makes a call in a process of its own. Returns whether it ends it, too."""
-        self.start()
-        assert self._child is not None
-        try:
-            self._child.ask(Repeat(call), Repeated)
-        except ChildEndedError:
-            return True
-        return False
-
     def ask(self, command: CheckOne) -> Checked:
         """Checks an operator. Raises ChildEndedError if the process ended meanwhile."""
         if self._child is None:
@@ -198,20 +178,21 @@ class _Ends:
     without: list[str] = field(default_factory=list)
     avoid: list[str] = field(default_factory=list)
 
-    def add(self, status: int, step: Step | None, worker: _Worker) -> None:
+    def add(self, status: int, step: Step | None, timeout: int) -> None:
         self.count += 1
-        finding = _finding(status, step, worker.options.timeout)
-        if step is None or step.check != SEARCH or step.given is None:
-            self.without.append(step.check if step else SEARCH)
+        finding = _finding(status, step, timeout)
         if step is not None and step.check == SEARCH and step.given is not None:
             self.avoid.append(step.given)
+        else:
+            self.without.append(step.check if step else SEARCH)
         if finding.check not in {each.check for each in self.findings}:
-            if finding.check == "crash" and finding.call and not worker.ends_with(finding.call):
-                finding = replace(finding, message=f"{finding.message} {_ALONE}")
             self.findings.append(finding)
 
 
-_ALONE = "The call alone does not end a process: another one before it may have written beyond its memory."
+_CRASH_HINT = (
+    "Check every argument in the kernel, and refuse with an exception what it cannot compute. If the call alone does "
+    "not end a process, one before it may have written beyond its memory."
+)
 
 
 def _check(worker: _Worker, name: str) -> Checked:
@@ -227,7 +208,7 @@ def _check(worker: _Worker, name: str) -> Checked:
         except ChildEndedError as error:
             # Another operator may have damaged the process before. Only what ends a fresh one is to blame.
             if fresh:
-                ends.add(error.status, read_step(worker.journal), worker)
+                ends.add(error.status, read_step(worker.journal), worker.options.timeout)
             worker.start()
             continue
         if ends.findings:
@@ -262,7 +243,7 @@ def _finding(status: int, step: Step | None, timeout: int) -> Finding:
         Severity.broken,
         f"The process {describe_end(status)} {during}.",
         call,
-        "Check every argument in the kernel, and refuse with an exception what it cannot compute.",
+        _CRASH_HINT,
     )
 
 

@@ -8,7 +8,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,26 +30,14 @@ _ENDED = "it ended the process"
 
 
 @dataclass
-class Collected:
-    """Valid calls, of which the first ones are the origin's own, and what was found on the way.
+class Collector:
+    """Collects valid calls of one operator, and writes each to the journal before it is made.
 
-    `why_none` says what was tried, if there is no valid call.
+    The first of `calls` are the origin's own; `why_none` says what was tried, if there are none. Calls to `avoid` ended
+    a process before; they are code. At most so many are collected.
     """
 
     origin: Origin
-    calls: list[Sample] = field(default_factory=list)
-    findings: tuple[Finding, ...] = ()
-    tried: int = 0
-    why_none: str = ""
-
-
-@dataclass
-class Collector:
-    """Collects the calls of one operator, and writes each to the journal before it is made.
-
-    Calls to `avoid` ended a process before; they are code. At most so many are collected.
-    """
-
     operator: OpOverload
     journal: Journal
     devices: Sequence[torch.device]
@@ -62,19 +50,21 @@ class Collector:
     def __post_init__(self) -> None:
         self._subject = Subject(self.operator, ())
         self._seed = zlib.crc32(f"{self.seed} {self._subject.name}".encode())
-        self._tried = self._avoided = 0
+        self.calls: list[Sample] = []
+        self.why_none = ""
+        self.tried = self._avoided = 0
         self._step = Step(SEARCH)
-        self._findings: dict[str, Finding] = {}
+        self.findings: dict[str, Finding] = {}
         torch.manual_seed(self._seed)
 
-    def samples_of(self, spec: OpSpec) -> Collected:
-        """Returns a SPEC's samples. They are not varied: the SPEC says which sizes and dtypes are valid."""
+    def samples_of(self, spec: OpSpec) -> None:
+        """Takes a SPEC's samples. They are not varied: the SPEC says which sizes and dtypes are valid."""
         dtypes = [dtype for dtype in spec.dtypes if dtype in self.dtypes]
-        calls = [call for device in self.devices for dtype in dtypes for call in spec.samples(device, dtype)]
-        return Collected("SPEC", calls, why_none="its SPEC has no samples in these dtypes")
+        self.calls = [call for device in self.devices for dtype in dtypes for call in spec.samples(device, dtype)]
+        self.why_none = "its SPEC has no samples in these dtypes"
 
-    def varied(self, origin: Origin, calls: Iterable[Sample]) -> Collected:
-        """Returns calls that are known to be valid, and variations of them that the operator takes.
+    def varied(self, calls: Iterable[Sample]) -> None:
+        """Takes calls that are known to be valid, and variations of them that the operator takes.
 
         The operator may refuse what the user or the model gives: that is a finding.
         """
@@ -85,12 +75,13 @@ class Collector:
                     valid.append(call)
                 elif refusal != _ENDED:  # that is another finding
                     message = f"The operator refuses a call that was given ({call.label}): {refusal}"
-                    self._findings.setdefault("runs", Finding("runs", Severity.broken, message, self._code(call)))
-        return self._collected(origin, valid, "the operator refuses each of the given calls")
+                    self.findings.setdefault("runs", Finding("runs", Severity.broken, message, self._code(call)))
+        self.why_none = "the operator refuses each of the given calls"
+        self._vary(valid)
 
-    def drawn(self) -> Collected:
-        """Returns calls that are drawn from the schema, and that the operator takes."""
-        schema, calls, why_none = self._subject.overload._schema, list[Sample](), ""
+    def drawn(self) -> None:
+        """Takes calls that are drawn from the schema, and that the operator takes."""
+        calls: list[Sample] = []
 
         def attempt(call: Sample) -> str | None:
             call = _writable(call)
@@ -99,9 +90,9 @@ class Collector:
             return refusal
 
         for device in self.devices:
-            search = search_calls(schema, attempt, device, self._seed)
-            why_none = why_none or search.summary()
-        return self._collected("drawn", calls, why_none)
+            search = search_calls(self.operator._schema, attempt, device, self._seed)
+            self.why_none = self.why_none or search.summary()
+        self._vary(calls)
 
     def attempt(self, call: Sample) -> str | None:
         """Calls the operator on copies. Returns what it refused the call with, or None.
@@ -114,7 +105,7 @@ class Collector:
             if self._avoided >= MOST_SEARCH_ENDS:
                 raise StopSearch
             return _ENDED
-        self._tried += 1
+        self.tried += 1
         own = call.copied()
         try:
             with torch.no_grad(), self.journal.call(Step(SEARCH, code, code)):
@@ -122,16 +113,9 @@ class Collector:
         except Exception as error:
             text = first_line(error)
             if is_out_of_memory(text):
-                self._findings.setdefault(
-                    "memory",
-                    Finding(
-                        "memory",
-                        Severity.broken,
-                        f"The call takes all of the memory: {text}",
-                        code,
-                        "Refuse sizes that the kernel cannot serve. --max-memory gives it more.",
-                    ),
-                )
+                message = f"The call takes all of the memory: {text}"
+                hint = "Refuse sizes that the kernel cannot serve. --max-memory gives it more."
+                self.findings.setdefault("memory", Finding("memory", Severity.broken, message, code, hint))
             return text
         return None
 
@@ -168,16 +152,15 @@ class Collector:
         assert written is not None
         return written.code(self._subject)
 
-    def _collected(self, origin: Origin, calls: list[Sample], why_none: str) -> Collected:
-        kept = list(calls[: self.most])
+    def _vary(self, calls: list[Sample]) -> None:
+        self.calls = kept = list(calls[: self.most])
         with contextlib.suppress(StopSearch):
             for call in itertools.islice(self._variations(calls), 4 * self.most):
                 if len(kept) >= self.most:
                     break
-                other = _writable(call) if origin == "drawn" else call
+                other = _writable(call) if self.origin == "drawn" else call
                 if self.attempt(other) is None:
                     kept.append(other)
-        return Collected(origin, kept, tuple(self._findings.values()), self._tried, why_none)
 
     def _variations(self, calls: Sequence[Sample]) -> Iterator[Sample]:
         """Yields the first call's variations first, since it is the simplest."""

@@ -68,10 +68,10 @@ class _Judge:
     def _drawn(self, name: str, options: CheckOptions, device: torch.device) -> list[Sample]:
         dtypes = tuple(map(parse_dtype, options.dtypes))
         journal = Journal(self._folder / "journal", options.timeout)
-        collector = Collector(overload(name), journal, [device], dtypes, (), options.seed, options.most_calls)
-        found = collector.drawn().calls
+        collector = Collector("drawn", overload(name), journal, [device], dtypes, (), options.seed, options.most_calls)
+        collector.drawn()
         journal.rest()
-        return found
+        return collector.calls
 
     def _define(self, command: DrawJudgedCalls) -> None:
         """Registers the reference as the operator's kernel."""

@@ -7,7 +7,7 @@ import torch
 from exportkit.cli import main
 from exportkit.operators.contract.findings import OperatorReport
 from exportkit.operators.contract.sample import Sample
-from exportkit.operators.tools.never_tried import never_tried
+from exportkit.operators.tools.check_worker import never_tried
 from tests.operators.tools.conftest import INJECTED
 
 

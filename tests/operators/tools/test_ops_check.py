@@ -35,8 +35,6 @@ def test_crash_hang_and_exhausted_memory_are_findings_and_the_others_are_checked
     crash = findings(checked["injected::crashes"])["crash"]
     assert "SIGSEGV" in crash["message"]
     assert "torch.ops.injected.crashes(torch.randn(7, 5))" in crash["call"]
-    assert "alone" not in crash["message"]
-    assert "The call alone does not end a process" in findings(checked["injected::damages"])["crash"]["message"]
     hang = findings(checked["injected::hangs"])["hang"]
     assert "within 8 s" in hang["message"]
     assert "torch.float64" in hang["call"]
