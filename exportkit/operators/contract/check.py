@@ -13,8 +13,8 @@ from torch import Tensor
 
 from exportkit.errors import UsageError
 from exportkit.operators.contract.call_code import WrittenCall, ways_to_write
+from exportkit.operators.contract.check_fakes import fake_answer
 from exportkit.operators.contract.definition import ContractCheck, Problem, checks
-from exportkit.operators.contract.fake_kernel import fake_answer
 from exportkit.operators.contract.findings import Finding, OperatorReport
 from exportkit.operators.contract.operator_spec import OpSpec
 from exportkit.operators.contract.operator_trial import NotApplicable, Subject, Trial, first_line, is_out_of_memory

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch._library.triton import triton_ops_to_kernels
 
-from exportkit.operators.contract.check_fakes import steps
+from exportkit.operators.contract.check_fakes import depends_on_values, fake_outputs, steps
 from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.differences import first_difference
-from exportkit.operators.contract.fake_kernel import depends_on_values, fake_outputs
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.memory_layouts import EXPANDED, SPACED, STRIDED, UNALIGNED, MemoryLayout
 from exportkit.operators.contract.operator_spec import default_tolerance

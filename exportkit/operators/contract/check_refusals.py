@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from exportkit.operators.contract.check_fakes import fake_outputs
 from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.differences import first_difference
-from exportkit.operators.contract.fake_kernel import fake_outputs
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.memory_layouts import framed
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line

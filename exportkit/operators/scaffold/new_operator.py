@@ -80,9 +80,7 @@ class WrittenFiles:
 def write_operator(new: NewOperator) -> WrittenFiles:
     """Writes an operator's files. Existing files are not changed, but for a line that the package's __init__.py gets.
 
-    Raises:
-        UsageError: A name is not allowed, a file exists already, or there is no package to add the operator to.
-        OSError: A file cannot be written.
+    UsageError: a name is not allowed, a file exists already, or there is no package to add the operator to.
     """
     check_operator_name(new.name, ())
     package = new.package or _package_in(new.output or new.folder, new.name)

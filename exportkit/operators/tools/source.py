@@ -59,10 +59,7 @@ def parse_source(text: str, *, models: bool) -> OperatorSource:
 def load(source: OperatorSource) -> None:
     """Loads the operators into this process: a child, because a bad library ends the process that loads it.
 
-    Raises:
-        UsageError: It cannot be found.
-        LibraryLoadError: The dynamic linker refused the library.
-        ExportError: Importing it raised an error.
+    UsageError: it cannot be found. LibraryLoadError: the dynamic linker refused it. ExportError: importing it failed.
     """
     import torch
 
