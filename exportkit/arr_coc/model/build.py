@@ -147,14 +147,9 @@ def build(
 
 
 def check_arguments(arguments: Mapping[str, Any], *, beside: Sequence[str] = ()) -> None:
-    """Refuses names and types that `build` does not take. The arguments come from a command line, as JSON.
+    """Refuses names and types that `build` does not take, as JSON of a command line, whose caller takes those `beside`.
 
-    Args:
-        arguments: Arguments for `build`.
-        beside: Names that the caller takes itself. The message lists them as allowed.
-
-    Raises:
-        UsageError: A name or a type is not allowed. The message says what is allowed.
+    UsageError says what is allowed.
     """
     parameters = inspect.signature(build, eval_str=True).parameters
     if unknown := sorted(arguments.keys() - parameters.keys()):
@@ -179,17 +174,10 @@ _SHOWN = 5  # names of each kind in an error message
 
 
 def load_weights(module: nn.Module, path: str | Path) -> None:
-    """Fills a module's parameters and buffers from a safetensors file.
+    """Fills a module's parameters and buffers from a safetensors file with the names of its state_dict.
 
-    Floating tensors are converted to the module's dtype. If a tensor does not fit, nothing changes.
-
-    Args:
-        module: The module to fill.
-        path: The file, with the names of `module.state_dict()`.
-
-    Raises:
-        WeightsError: The file does not exist or is not a safetensors file, or a tensor is missing, unexpected, or has
-            another shape or kind of dtype.
+    Floating tensors are converted to the module's dtype. If a tensor is missing, unexpected, or has another shape or
+    kind of dtype, it is a WeightsError, and nothing changes.
     """
     path = Path(path)
     if not path.is_file():

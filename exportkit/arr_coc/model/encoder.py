@@ -47,10 +47,8 @@ class VitSize:
 class VitForms:
     """How a transformer computes what could be computed in several ways.
 
-    Attributes:
-        activation: The MLPs' activation: "gelu", as published weights need, or "relu", which is fused with the bias.
-        attention: "sdpa", torch's fused form, or "explicit", see Attention.
-        linear: "auto", "invariant", "per-sample" or "folded", see SampleLinear.
+    Published weights need the activation "gelu"; "relu" is fused with the bias. See Attention and SampleLinear for the
+    others.
     """
 
     activation: Activation = "gelu"
@@ -213,11 +211,8 @@ class LayerNorm(nn.LayerNorm):
 class Attention(nn.Module):
     """Multi-head self-attention with one projection for queries, keys and values.
 
-    Args:
-        dim: The width of inputs and outputs.
-        heads: The number of heads, a divisor of `dim`.
-        forms: With the attention "sdpa", `torch.nn.functional.scaled_dot_product_attention` computes it, which never
-            stores the M x M matrix. "explicit" stores it and computes `softmax` of its rows.
+    With the attention "sdpa", `torch.nn.functional.scaled_dot_product_attention` computes it, which never stores the M
+    x M matrix. "explicit" stores it and computes `softmax` of its rows.
     """
 
     def __init__(self, dim: int, heads: int, forms: VitForms) -> None:

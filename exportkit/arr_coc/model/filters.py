@@ -36,7 +36,7 @@ TEXTURE_OFFSET, TEXTURE_GAIN = 0.4, 1.3
 
 
 class FilterBank(nn.Module):
-    """Fixed filters over CIELAB patches.
+    """Fixed filters over CIELAB patches with a side of 14 or 16.
 
     Each patch has 12 hue responses (rectified, so that a half red and half green patch is not grey), 8 brightness
     responses over its quadrants, and 12 texture responses (root mean squares of DCT coefficients, by spatial frequency
@@ -45,9 +45,6 @@ class FilterBank(nn.Module):
     Responses are compressed by x / (x + scale) and not by a logarithm or an exponential. Division and square root are
     exactly rounded. A vectorised exponential differs in its last bits from the scalar one at the end of a row, so a
     patch's features would depend on its place in the batch.
-
-    Args:
-        patch_size: 14 or 16.
     """
 
     needs_maps = True

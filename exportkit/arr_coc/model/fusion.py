@@ -32,13 +32,10 @@ class Scores(NamedTuple):
 
 
 class Scoring(nn.Module):
-    """Computes the three scores.
+    """Computes the three scores. A low temperature of the entropy's softmax separates features that differ little.
 
-    Args:
-        patch_size: The side of a patch in pixels.
-        temperature: The softmax's temperature, above 0. A low one separates features that differ little.
-        salience_weights: The weights of edges, colour contrast and features, each at least 0 with a sum above 0. They
-            are divided by their sum.
+    The weights of edges, colour contrast and features in the salience, each at least 0 with a sum above 0, are divided
+    by their sum.
     """
 
     def __init__(
@@ -75,12 +72,7 @@ DEFAULT_WEIGHTS = (0.3, 0.4, 0.3)  # of entropy, salience, alignment
 
 
 class FixedBalancer(nn.Module):
-    """The same weights for every sample.
-
-    Args:
-        weights: The weights of entropy, salience and alignment, each at least 0 with a sum above 0. They are divided by
-            their sum.
-    """
+    """The same weights of entropy, salience and alignment for every sample, divided by their sum, which is above 0."""
 
     weights: Tensor
 
@@ -96,10 +88,7 @@ class FixedBalancer(nn.Module):
 class LearnedBalancer(nn.Module):
     """Computes weights for each sample with a small network, from its query and the mean of its features.
 
-    Args:
-        dim: The width of features and query.
-        hidden: The width of the hidden layer.
-        weights: The approximate weights of an untrained balancer, all above 0.
+    Untrained, it gives about the given weights, all above 0.
     """
 
     def __init__(self, dim: int, hidden: int = 64, weights: Sequence[float] = DEFAULT_WEIGHTS) -> None:
@@ -122,11 +111,9 @@ class LearnedBalancer(nn.Module):
 
 
 class Fusion(nn.Module):
-    """Combines three scores to one relevance.
+    """Combines three scores to one relevance by weights [3] or [B, 3].
 
-    Args:
-        balancer: Computes the weights, [3] or [B, 3].
-        invert_entropy: Use 1 - entropy, for features where a peak means more information than an even distribution.
+    Inverted entropy is for features where a peak means more information than an even distribution.
     """
 
     def __init__(self, balancer: FixedBalancer | LearnedBalancer, *, invert_entropy: bool = False) -> None:

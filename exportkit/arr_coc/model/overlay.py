@@ -40,15 +40,7 @@ def draw_overlay(
 ) -> Image:
     """Draws four panels: the photograph with the query's region, the relevance map, the kept patches, their budgets.
 
-    Args:
-        image: [1, 3, H, W] or [3, H, W] in [0, 1].
-        outputs: ARRCOC's outputs for the image; only sample 0 is drawn.
-        patch_size: The model's patch size.
-        region: The region of the query, which is outlined.
-        subject: The query in words.
-
-    Returns:
-        A PIL image.
+    Of ARRCOC's outputs for an image in [0, 1], only sample 0 is drawn. `subject` is the query in words.
 
     Raises:
         HostError: Pillow is not installed.

@@ -47,22 +47,14 @@ class Selection(NamedTuple):
 
 
 class Selector(nn.Module):
-    """Selects the K most relevant patches, or all patches if there are fewer.
+    """Selects the K most relevant patches, or all patches if there are fewer, with the arguments of `build`.
 
-    A ranking passes no gradient. Scores multiply the selected features, and so relevance learns. In eval mode without
+    A ranking passes no gradient. Scores multiply the selected features, and so relevance learns. The gating
+    "straight-through" keeps their values, but computes gradients as if they had been multiplied. In eval mode without
     gradients, the fused operator `select_patches` does this, unless gating is "straight-through" or features are int8.
 
-    Args:
-        k: The number of patches to select, at least 1.
-        gating: "scale" multiplies features by their score. "straight-through" keeps their values, but computes
-            gradients as if they had been multiplied.
-        feature_dtype: "float" returns features in the model's dtype. "int8" quantises them in eval mode, relative to
-            the largest value of a patch (-127 to 127), which takes at most a quarter of float32's bytes. Training
-            does not quantise, because rounding has no gradient.
-        min_tokens: The budget of a patch of relevance 0.
-        max_tokens: The budget of a patch of relevance 1.
-        gamma: The exponent of relevance; above 1 it favours the best patches.
-        mean_tokens: Distribute exactly K * mean_tokens over the K patches. None: the sum depends on relevance.
+    Features in "int8" are quantised in eval mode, relative to the largest value of a patch (-127 to 127), which takes
+    at most a quarter of float32's bytes. Training does not quantise, because rounding has no gradient.
     """
 
     def __init__(

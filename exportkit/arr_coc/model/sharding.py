@@ -11,19 +11,12 @@ from exportkit.arr_coc.model.pipeline import ARRCOC
 
 
 def shard(model: ARRCOC, mesh: DeviceMesh | None = None, *, dtype: torch.dtype | None = None) -> ARRCOC:
-    """Shards a model in place: each block of a transformer separately, then the rest.
+    """Shards a model in place, on the devices of a mesh, or all: each block of a transformer separately, then the rest.
 
     A process holds its part of every parameter, gradient and optimiser state, and gathers a block's parameters only
     while it computes the block. `torch.distributed.checkpoint.state_dict.get_model_state_dict` returns whole tensors.
-
-    Args:
-        model: The model, on the mesh's device and the same in every process.
-        mesh: The processes. None: all processes.
-        dtype: The encoder's computing dtype, such as torch.bfloat16. Parameters, sums of gradients over processes, and
-            features are float32, so patches are always ranked in float32.
-
-    Returns:
-        The model itself.
+    The model must be the same in every process. The dtype is the encoder's; parameters, sums of gradients over
+    processes, and features are float32, so patches are always ranked in float32.
     """
     whole = MixedPrecisionPolicy(cast_forward_inputs=False)
     if isinstance(model.encoder, VisionTransformer):

@@ -15,15 +15,11 @@ FOR_INFERENCE = "is for inference and has no derivative: train with its parts in
 def register_gradient(name: str, gradient: Callable[..., Any], **constants: Any) -> None:
     """Registers the gradient of `arr_coc::<name>`.
 
-    Only the operator's first result gets a gradient. The others are there for `gradient`.
-
-    Args:
-        name: The operator.
-        gradient: Returns the gradients. The names of its parameters say what it gets: `grad` is the first result's
-            gradient, `need_x` says whether that of `x` is needed, and every other name is an argument of the operator
-            or one of its results. A result without a name in the schema is `output`. It returns the gradients of each
-            `x` with a `need_x`, in this order; without any `need_x`, the gradient of the first argument.
-        constants: Parameters of `gradient` that are always the same.
+    Only the operator's first result gets a gradient. The others are there for `gradient`. The names of its parameters
+    say what it gets: `grad` is the first result's gradient, `need_x` says whether that of `x` is needed, and every
+    other name is an argument of the operator or one of its results, or a constant. A result without a name in the
+    schema is `output`. It returns the gradients of each `x` with a `need_x`, in this order; without any `need_x`, the
+    gradient of the first argument.
     """
     schema = getattr(torch.ops.arr_coc, name).default._schema
     values = [*schema.arguments, *schema.returns]
@@ -68,10 +64,7 @@ def register_gradient(name: str, gradient: Callable[..., Any], **constants: Any)
 def register_no_derivative(name: str, reason: str, namespace: str = "arr_coc") -> None:
     """Makes requesting a gradient of an operator an error. Without a rule torch only warns, and the gradient is None.
 
-    Args:
-        name: The operator.
-        reason: Why there is no gradient, and what to do instead.
-        namespace: Its namespace.
+    The reason says why there is none, and what to do instead.
     """
 
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -81,13 +74,7 @@ def register_no_derivative(name: str, reason: str, namespace: str = "arr_coc") -
 
 
 def register_no_second_derivative(name: str, forward: str | None = None, namespace: str = "arr_coc") -> None:
-    """Makes differentiating the gradient operator `name` of the operator `forward` an error.
-
-    Args:
-        name: The gradient operator.
-        forward: The operator that it is a gradient of. None: `name` without "_grad".
-        namespace: The namespace of both.
-    """
+    """Makes differentiating the gradient operator `name` of `forward` an error. None: `name` without "_grad"."""
     of = forward or name.removesuffix("_grad")
     reason = f"has no derivative: second derivatives of {namespace}::{of} are not supported; differentiate its"
     register_no_derivative(name, f"{reason} reference instead", namespace)
