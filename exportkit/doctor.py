@@ -51,32 +51,22 @@ class HostReport:
     capabilities: tuple[Capability, ...]
 
 
+_LOADING = ("platform", "torch", "package reader", "policies", "cache")
+_COMPILING = ("platform", "torch", "torch patches", "package reader", "compiler", "temporary files")
+_WORKERS = ("platform", "torch", "policies", "temporary files", "worker processes")
+
 # The findings that each capability needs. Every machine for exportkit should have the first three capabilities.
 _NEEDS: dict[str, tuple[str, ...]] = {
-    "load and run a CPU package": ("platform", "torch", "package reader", "policies", "cache"),
+    "load and run a CPU package": _LOADING,
     "export an ExportedProgram": ("torch", "torch patches", "package reader"),
-    "compile for the CPU": ("platform", "torch", "torch patches", "package reader", "compiler", "temporary files"),
+    "compile for the CPU": _COMPILING,
     "check signatures": ("package reader", "signatures"),
     "export and verify ONNX models": ("torch", "package reader", "ONNX"),
-    "load and run a CUDA package": ("platform", "torch", "package reader", "policies", "cache", "CUDA device"),
-    "compile for CUDA": (
-        "platform",
-        "torch",
-        "torch patches",
-        "package reader",
-        "compiler",
-        "temporary files",
-        "CUDA device",
-    ),
+    "load and run a CUDA package": (*_LOADING, "CUDA device"),
+    "compile for CUDA": (*_COMPILING, "CUDA device"),
     "build CUDA operators": ("compiler", "nvcc"),
     "run calls as CUDA graphs": ("torch", "C++ runtime", "CUDA device", "CUDA graphs"),
-    "run packages in worker processes (isolate=True)": (
-        "platform",
-        "torch",
-        "policies",
-        "temporary files",
-        "worker processes",
-    ),
+    "run packages in worker processes (isolate=True)": _WORKERS,
 }
 BASIC = ("load and run a CPU package", "export an ExportedProgram", "compile for the CPU")
 

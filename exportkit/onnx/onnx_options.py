@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exportkit.errors import UsageError
-from exportkit.onnx.data_file import DATA_THRESHOLD
+from exportkit.onnx.files import DATA_THRESHOLD
 
 OPSETS = range(18, 24)
 """The versions of ONNX's operators that torch.onnx writes."""
