@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class WrittenCall:
 
     def code(self, subject: Subject, shown: str = "{call}") -> str:
         """Returns lines of code. For `shown` see `Problem.shown`."""
-        op = operator_code(subject)
+        op = f"torch.ops.{subject.name.replace('::', '.')}"
         passed = ", ".join([*self.args, *(f"{name}={value}" for name, value in self.kwargs.items())])
         lines = ["torch.manual_seed(0)"] if self.seeded else []
         if re.search(r"\bargs\b", shown):
@@ -39,10 +40,9 @@ class WrittenCall:
         return "\n".join([*lines, shown.replace("{call}", f"{op}({passed})").replace("{op}", op)])
 
 
-def operator_code(subject: Subject) -> str:
-    """Returns such as `torch.ops.my_ops.scale`."""
-    namespace, _, name = subject.name.partition("::")
-    return f"torch.ops.{namespace}.{name}"
+def number_code(value: float) -> str:
+    """Returns the code of a number, also of one that is not finite."""
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
 
 
 def ways_to_write(call: Sample, layout: MemoryLayout = PLAIN, number: int | None = None) -> Iterator[WrittenCall]:
@@ -85,8 +85,8 @@ class _Pen:
             inner = ", ".join(code for code, _ in parts)
             code = f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(parts) == 1 else ''})"
             return code, type(value)(part for _, part in parts)
-        if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-            return f'float("{value}")', value
+        if isinstance(value, float):
+            return number_code(value), value
         if isinstance(value, torch.device):
             return f'torch.device("{value}")', value
         return repr(value), value

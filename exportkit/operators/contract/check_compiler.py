@@ -75,7 +75,7 @@ def _first(trial: Trial) -> Sample:
 
 def _compared(trial: Trial, actual: Any, expected: Any, what: str, call: Sample) -> Problem | None:
     if found := first_difference(tensors(actual), tensors(expected), functools.partial(tolerance, trial)):
-        return Problem(f"{what} must answer like the operator, but in output {found[0]} {found[1]}.", call=call)
+        return Problem(f"{what} must answer like the operator, but {found}.", call=call)
     return None
 
 
@@ -322,7 +322,7 @@ def out_overload(trial: Trial, call: Sample) -> Problem | None:
     )
     overload(*own.args, **own.kwargs, **room)
     if found := first_difference([*room.values()], expected, functools.partial(tolerance, trial)):
-        said = f"{overload} must write what the operator returns, but in output {found[0]} {found[1]}."
+        said = f"{overload} must write what the operator returns, but {found}."
         return Problem(said, shown=shown)
     return None
 

@@ -93,14 +93,12 @@ def strides(trial: Trial, call: Sample) -> Problem | None:
 def _judged(trial: Trial, laid: _LaidOut, actual: list[Tensor], expected: list[Tensor]) -> Problem | None:
     has_spec = trial.subject.spec is not None
     if found := first_difference(actual, expected):
-        index, text = found
         close = first_difference(actual, expected, default_tolerance) is None
         if close and laid.layout in UNALIGNED and trial.subject.name in triton_ops_to_kernels:
             return None  # Triton compiles other code for a pointer that is no multiple of 16
         severity = Severity.doubtful if close and not has_spec else Severity.broken
-        return laid.problem(
-            f"The same values must have the same answer, but where {laid.where}, in output {index} {text}.", severity
-        )
+        text = f"The same values must have the same answer, but where {laid.where}, {found}."
+        return laid.problem(text, severity)
     if has_spec and not trial.subject.is_mutable:
         for index, output in enumerate(actual):
             if not output.is_contiguous():

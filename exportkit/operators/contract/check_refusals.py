@@ -125,7 +125,7 @@ def _both_take(trial: Trial, what: str, call: Sample) -> Problem | None:
     if not first_difference(one, again) and (found := first_difference(other, one)):
         return Problem(
             f"With {what}, kernel and fake take the call, and the answer depends on memory beyond a tensor's elements: "
-            f"in output {found[0]} {found[1]}.",
+            f"{found}.",
             severity=Severity.doubtful if what.startswith(_NUMBER) else Severity.broken,
             call=call,
         )

@@ -48,20 +48,14 @@ def batch(trial: Trial, call: Sample) -> Problem | None:
         if any(a.dim() == 0 or a.shape[0] != 1 for a in alone):
             raise NotApplicable("the outputs do not follow the batch")
         if found := first_difference([a[0] for a in alone], [w[index] for w in whole]):
-            which, text = found
-            return Problem(
-                f"A row of a batch must have the answer that it has alone, but for row {index} of {size}, in output "
-                f"{which} {text} (alone, and in the batch).",
-                severity=severity,
-            )
+            what = "A row of a batch must have the answer that it has alone"
+            text = f"{what}, but for row {index} of {size}, {found} (alone, and in the batch)."
+            return Problem(text, severity=severity)
     reverse = torch.arange(size - 1, -1, -1, device=call.device)
     turned = trial.varied_answer(_rows(call, size, reverse), "the rows in reverse")
     if found := first_difference(turned, [w.index_select(0, reverse) for w in whole]):
-        which, text = found
-        return Problem(
-            f"The order of the {size} rows must not change their answers, but in output {which} {text}.",
-            severity=severity,
-        )
+        text = f"The order of the {size} rows must not change their answers, but {found}."
+        return Problem(text, severity=severity)
     return None
 
 
@@ -156,7 +150,7 @@ def _said(answer: list[Tensor] | Exception, expected: list[Tensor] | Exception) 
     if isinstance(expected, Exception):
         raise NotApplicable(f"the operator refuses other values: {first_line(expected)}")
     found = first_difference(answer, expected)
-    return f"in output {found[0]} {found[1]} (at once, and alone)" if found else ""
+    return f"{found} (at once, and alone)" if found else ""
 
 
 def _turned(call: Sample, shift: int) -> Sample:

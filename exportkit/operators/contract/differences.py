@@ -42,11 +42,12 @@ def shortened(text: str, most: int = 400) -> str:
 
 def first_difference(
     actual: list[Tensor], expected: list[Tensor], tolerance: Tolerance = lambda dtype: (0.0, 0.0)
-) -> tuple[int, str] | None:
+) -> str | None:
     """Says which tensor of two answers is the first that differs, and how."""
     if len(actual) != len(expected):
-        return 0, f"there are {len(actual)} and {len(expected)} outputs"
+        return f"there are {len(actual)} and {len(expected)} outputs"
     for index, (a, e) in enumerate(zip(actual, expected)):
-        if text := difference(a, e, *tolerance(e.dtype)):
-            return index, text
+        rtol, atol = tolerance(e.dtype)
+        if text := difference(a, e, rtol, atol):
+            return f"in output {index}: {text}" + (f" (rtol {rtol:g}, atol {atol:g})" if rtol or atol else "")
     return None

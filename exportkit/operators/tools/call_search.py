@@ -26,7 +26,6 @@ from exportkit.operators.tools.forms import (
     UnknownTypeError,
     arguments_of,
     draw,
-    pick,
     shapes_text,
     tensor_forms,
 )
@@ -205,13 +204,13 @@ class Search:
         if not candidates:
             return form
         if self.chance.random() < 0.15 and (dtypes := _said_dtypes(refusal)):
-            dtype = pick(dtypes, self.chance)
+            dtype = self.chance.choice(dtypes)
             return tuple(_mapped(value, lambda each: replace(each, dtype=dtype)) for value in form)
         sizes = sorted({size for each in tensor_forms(form) for size in each.shape})
         if sizes and self.chance.random() < 0.25:  # wherever it is, so that what was equal stays equal
-            old, new = pick(sizes, self.chance), pick([*_SIZES, *self._named_sizes()], self.chance)
+            old, new = self.chance.choice(sizes), self.chance.choice([*_SIZES, *self._named_sizes()])
             return tuple(_mapped(value, lambda each: _with_size(each, old, new)) for value in form)
-        index = pick(candidates, self.chance)
+        index = self.chance.choice(candidates)
         return _replaced(form, index, self._other_value(arguments[index], form[index], form, refusal))
 
     def _other_value(self, argument: Argument, value: Any, form: Form, refusal: str) -> Any:
@@ -235,18 +234,18 @@ class Search:
         chance = self.chance
         match argument.kind:
             case "Tensor":
-                return self._tensor(value or argument.tensor(pick(_SHAPES, chance)), form, refusal)
+                return self._tensor(value or argument.tensor(chance.choice(_SHAPES)), form, refusal)
             case "int" | "SymInt" | "number":
                 sizes = [size for each in tensor_forms(form) for size in each.shape]
-                return pick(sorted({*self._numbers, *sizes, *(size * 2 for size in sizes)}), chance)
+                return chance.choice(sorted({*self._numbers, *sizes, *(size * 2 for size in sizes)}))
             case "float":
-                return pick(_FLOATS, chance)
+                return chance.choice(_FLOATS)
             case "bool":
                 return not value
             case "str":
-                return pick(sorted({*self._words, "", "mean", "sum"}), chance)
+                return chance.choice(sorted({*self._words, "", "mean", "sum"}))
             case "ScalarType":
-                return pick([*_said_dtypes(refusal), *_DTYPES], chance)
+                return chance.choice([*_said_dtypes(refusal), *_DTYPES])
             case _:
                 return value
 
@@ -255,21 +254,21 @@ class Search:
         others = [each.shape for each in tensor_forms(form)] or [tensor.shape]
         roll = chance.random()
         if roll < 0.25:
-            return replace(tensor, dtype=pick([*_said_dtypes(refusal) * 4, *_DTYPES], chance))
+            return replace(tensor, dtype=chance.choice([*_said_dtypes(refusal) * 4, *_DTYPES]))
         if roll < 0.45:
-            return replace(tensor, shape=pick([*others, *_said_shapes(refusal) * 4], chance))
+            return replace(tensor, shape=chance.choice([*others, *_said_shapes(refusal) * 4]))
         if roll < 0.6:
-            rank, other = pick(_said_ranks(refusal) or [1, 2, 3, 4], chance), pick(others, chance)
+            rank, other = chance.choice(_said_ranks(refusal) or [1, 2, 3, 4]), chance.choice(others)
             last = other[len(other) - min(rank, len(other)) :]
             return replace(tensor, shape=last if chance.random() < 0.5 else (other + _SIZES[2:])[:rank])
         if roll < 0.7:
-            return replace(tensor, values=pick(("normal", "index", "offsets", "permutation"), chance))
+            return replace(tensor, values=chance.choice(("normal", "index", "offsets", "permutation")))
         if not tensor.shape:
-            return replace(tensor, shape=(pick(_SIZES, chance),))
+            return replace(tensor, shape=(chance.choice(_SIZES),))
         sizes = [size for shape in others for size in shape]
         related = [size + 1 for size in sizes] + [max(0, size - 1) for size in sizes] + [2 * size for size in sizes]
         shape = list(tensor.shape)
-        shape[chance.randrange(len(shape))] = pick([*sizes, *sizes, *related, *_SIZES, *self._named_sizes()], chance)
+        shape[chance.randrange(len(shape))] = chance.choice([*sizes, *sizes, *related, *_SIZES, *self._named_sizes()])
         return replace(tensor, shape=tuple(shape))
 
     def _named_sizes(self) -> list[int]:

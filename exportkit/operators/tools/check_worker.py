@@ -72,7 +72,7 @@ class _Worker:
                 load(command.source)
             specs = _specs(options.specs)
             names = sorted(self.recorded) if command.source.kind == "model" else registered()
-        self.specs = {spec_name(spec): spec for spec in specs}
+        self.specs = {f"{spec.namespace}::{spec.name}": spec for spec in specs}
         self.operators = _chosen([name for name in names if has_schema(name)], options.operators)
         self.references |= resolve_decompositions(self._full_names(options.references))
         calls = self._full_names(options.calls)
@@ -220,11 +220,6 @@ def _together(reports: Sequence[OperatorReport]) -> OperatorReport:
         findings=tuple(findings.values()),
         calls=sum(report.calls for report in reports),
     )
-
-
-def spec_name(spec: OpSpec) -> str:
-    """Returns the full name of a SPEC's operator."""
-    return f"{spec.namespace}::{spec.name}"
 
 
 def _specs(texts: Sequence[str]) -> list[OpSpec]:

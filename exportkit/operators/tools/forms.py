@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -171,8 +170,3 @@ def draw(arguments: Sequence[Argument], form: Form, label: str, device: torch.de
 def shapes_text(form: Form) -> str:
     """Returns such as "float32 [3, 5], int64 [3]"."""
     return ", ".join(f"{str(each.dtype)[6:]} {list(each.shape)}" for each in tensor_forms(form)) or "no tensors"
-
-
-def pick(choices: Sequence[Any], chance: random.Random) -> Any:
-    """Returns one of the choices."""
-    return choices[chance.randrange(len(choices))]

@@ -105,9 +105,8 @@ class _Judge:
         findings: list[Finding] = []
         for number, answer in answers.items():
             differences = [first_difference(answer, each, default_tolerance) for each in expected[number]]
-            if all(differences) and (first := differences[0]):  # it is near neither
-                text = f"in output {first[0]} {first[1]}"
-                message = f"An answer of the kernel's process must equal the reference's, but {text}."
+            if all(differences):  # it is near neither
+                message = f"An answer of the kernel's process must equal the reference's, but {differences[0]}."
                 findings.append(Finding("judged-values", Severity.broken, message, hint=self._calls[number].label))
                 break
         of_reference = {each for each in dispatched_by(log) if not _MEMORY.fullmatch(each.partition("::")[2])}
