@@ -17,6 +17,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from exportkit.errors import ExportkitError
 from exportkit.installed import libraries_of, operator_namespaces
 from exportkit.progress import Progress, silent
 from exportkit.support import EXPORTING_TORCHES, LACKS, OLDEST_TORCH, PYTHONS, exporting_torches
@@ -74,7 +75,8 @@ BASIC = ("load and run a CPU package", "export an ExportedProgram", "compile for
 def diagnose(progress: Progress = silent) -> HostReport:
     """Checks this machine. Imports torch and Inductor, compiles once and loads each operator library in a process."""
     progress("checking torch and the machine")
-    findings = [_python(), _platform(), _torch(), _if_torch("libstdc++", _libstdcxx), _package_reader()]
+    findings = [_python(), _platform(), _torch(), _if_torch("libstdc++", _libstdcxx)]
+    findings.append(_looked("package reader", _package_reader))
     findings += [_signatures(), _if_reader("policies", _policies), _onnx(), _if_reader("CPU", _cpu)]
     findings += [_if_torch("C++ runtime", _runtime), _if_torch("CUDA device", _cuda_device)]
     findings += [_if_torch("CUDA graphs", _cuda_graphs), _if_torch("worker processes", _worker_processes)]
@@ -102,14 +104,22 @@ def _if_torch(name: str, look: Callable[[], HostFinding]) -> HostFinding:
     """Makes a check that needs torch."""
     if importlib.util.find_spec("torch") is None:
         return HostFinding(name, False, "not checked without torch", "Install torch first.")
-    return look()
+    return _looked(name, look)
 
 
 def _if_reader(name: str, look: Callable[[], HostFinding]) -> HostFinding:
     """Makes a check that needs the library that reads packages."""
-    if not _package_reader().ok:
+    if not _looked("package reader", _package_reader).ok:
         return HostFinding(name, False, "not checked without the package reader", "Build the package reader first.")
-    return look()
+    return _looked(name, look)
+
+
+def _looked(name: str, look: Callable[[], HostFinding]) -> HostFinding:
+    """Makes a check. What exportkit refuses in it is the finding."""
+    try:
+        return look()
+    except ExportkitError as error:
+        return HostFinding(name, False, error.message, error.hint)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -177,13 +187,9 @@ def _libstdcxx() -> HostFinding:
 
 
 def _package_reader() -> HostFinding:
-    from exportkit.errors import HostError
     from exportkit.package import core
 
-    try:
-        core.library()
-    except HostError as error:
-        return HostFinding("package reader", False, error.message, error.hint)
+    core.library()
     return HostFinding("package reader", True, str(core.LIBRARY))
 
 
@@ -202,18 +208,14 @@ def _signatures() -> HostFinding:
 
 def _policies() -> HostFinding:
     """Checks this machine's policies on signatures. One that cannot be followed lets nothing load."""
-    from exportkit.errors import PolicyError
     from exportkit.package.revocation import revocations_here
     from exportkit.package.trust import Trust
 
-    try:
-        by = Trust().demanded_by()
-        lists = [
-            f"{each.path} (sequence {each.sequence}) revokes keys: {each.keys}, packages: {each.packages}"
-            for each in revocations_here()
-        ]
-    except PolicyError as error:
-        return HostFinding("policies", False, error.message, error.hint)
+    by = Trust().demanded_by()
+    lists = [
+        f"{each.path} (sequence {each.sequence}) revokes keys: {each.keys}, packages: {each.packages}"
+        for each in revocations_here()
+    ]
     demanded = f"{by} requires a signature" if by else "none requires a signature"
     return HostFinding("policies", True, "; ".join([demanded, *lists]))
 
@@ -295,13 +297,9 @@ def _worker_processes() -> HostFinding:
 
 def _compiler() -> HostFinding:
     """Finds the C++ compiler that `export` would use and checks that its output loads with torch."""
-    from exportkit.errors import CompilerError
     from exportkit.export.compile.usable_compiler import objection, usable_compiler
 
-    try:
-        path = usable_compiler()
-    except CompilerError as error:
-        return HostFinding("compiler", False, error.message, error.hint)
+    path = usable_compiler()
     detail = f"{_output([path, '--version']).partition(chr(10))[0]} at {path}"
     given = shutil.which(os.environ.get("CXX", ""))
     if given and (reason := objection(given)):
@@ -376,14 +374,9 @@ def _runtime() -> HostFinding:
 
 
 def _cuda_graphs() -> HostFinding:
-    from exportkit.errors import UsageError
     from exportkit.runtime.native import why_no_graphs
 
-    try:
-        reason = why_no_graphs()
-    except UsageError as error:  # $EXPORTKIT_RUNTIME
-        reason = error.message
-    if reason:
+    if reason := why_no_graphs():
         hint = "`make build` builds the C++ runtime with them where torch and its headers are for CUDA."
         return HostFinding("CUDA graphs", False, reason, hint)
     return HostFinding("CUDA graphs", True, "exportkit.load(..., cuda_graphs=True)")
@@ -391,8 +384,6 @@ def _cuda_graphs() -> HostFinding:
 
 def _has_libraries(namespace: str) -> bool:
     """Whether operators are built: Triton's kernels are compiled into packages, and have no library."""
-    from exportkit.errors import ExportkitError
-
     try:
         return bool(libraries_of(namespace))
     except ExportkitError:
@@ -400,19 +391,14 @@ def _has_libraries(namespace: str) -> bool:
 
 
 def _library(namespace: str, device: str) -> HostFinding:
-    from exportkit.errors import ExportkitError
     from exportkit.package.describe_library import describe_library
 
-    name = f"{namespace} on {device.upper()}"
-    try:
-        libraries = libraries_of(namespace)
-        path = libraries.get(device, libraries.get("cpu"))  # one library may have the kernels of every device
-        library = describe_library(path) if path is not None else None
-        if library is None or (device not in libraries and not {device, "any"} & {*library.kernels}):
-            hint = "The package that brings these operators builds them."
-            return HostFinding(name, False, f"not built for {device.upper()}, or not named by its module", hint)
-    except ExportkitError as error:
-        return HostFinding(name, False, error.message, error.hint or "Build that package again.")
+    name, libraries = f"{namespace} on {device.upper()}", libraries_of(namespace)
+    path = libraries.get(device, libraries.get("cpu"))  # one library may have the kernels of every device
+    library = describe_library(path) if path is not None else None
+    if library is None or (device not in libraries and not {device, "any"} & {*library.kernels}):
+        hint = "The package that brings these operators builds them."
+        return HostFinding(name, False, f"not built for {device.upper()}, or not named by its module", hint)
     count = f"{len(library.defines)} operators" if library.defines else "kernels"
     return HostFinding(
         name, True, f"{count}, torch {library.needs_torch} or newer, {library.record.rpartition('/')[2]}"

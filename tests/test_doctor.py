@@ -83,7 +83,7 @@ def test_a_compiler_that_cannot_be_used_is_a_finding_with_the_exporter_s_own_rea
         raise CompilerError("no C++ compiler: g++ links libstdc++ statically", hint="Set CXX.")
 
     monkeypatch.setattr("exportkit.export.compile.usable_compiler.usable_compiler", none)
-    assert doctor._compiler() == HostFinding(
+    assert doctor._looked("compiler", doctor._compiler) == HostFinding(
         "compiler", False, "no C++ compiler: g++ links libstdc++ statically", "Set CXX."
     )
 
