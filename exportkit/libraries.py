@@ -82,13 +82,10 @@ os.register_at_fork(before=loading.acquire, after_in_parent=loading.release, aft
 def load_library(path: Path, *, defines: Collection[str] = (), beside: Sequence[LoadedLibrary] = ()) -> LoadedLibrary:
     """Loads an operator library, or returns the same build if this process already has it.
 
-    Args:
-        path: The shared library.
-        defines: The namespaces that the library is known to define. They are compared with the registered ones before
-            the dynamic linker runs any code. Where they are not known, and the library can define operators, another
-            process finds out which ones, which takes seconds.
-        beside: Libraries that belong together with this one and were loaded before it. They may define other operators
-            of the same namespaces.
+    The namespaces that it is known to define are compared with the registered ones before the dynamic linker runs any
+    code. Where they are not known, and the library can define operators, another process finds out which ones, which
+    takes seconds. Libraries `beside` it belong together with it and were loaded before: they may define other operators
+    of the same namespaces.
 
     Raises:
         LibraryConflictError: Another build of a namespace is loaded, or another build of a file with this name that

@@ -46,11 +46,8 @@ class OnnxSteps:
     def __init__(self, path: Path, device: torch.device, demand: Demand, methods: Collection[str]) -> None:
         """Loads the models of some methods, whose sidecar is beside them, with as many threads as torch has.
 
-        Raises:
-            UsageError: It is not an ONNX model, the device is not the CPU, or a method does not exist.
-            PackageError: A file of the model is missing or was changed, or lacks a required signature.
-            ModelLoadError: ONNX Runtime refuses a model.
-            HostError: ONNX Runtime is not installed.
+        UsageError: it is not an ONNX model, the device is not the CPU, or a method does not exist. Other errors are
+        those of `open_onnx` and OnnxSession.
         """
         model, start = _onnx_model(path, device), time.perf_counter()
         with open_onnx(model, demand=demand) as sidecar:

@@ -67,19 +67,10 @@ class ChildProcess:
     caller's environment, but inherits no other module. Ctrl-C in a terminal does not reach it. The kernel kills it when
     this process ends, however that happens.
 
-    Args:
-        module: The module whose `main` the child runs.
-        search_path: Where the child imports from. `caller`: where this process does. `installed`: what the interpreter
-            finds by itself, and exportkit; not the working directory, since the child works in an empty folder.
-        captured: Keeps what the child prints for `printed`, rather than passing it on to our stdout and stderr.
-        with_torch: Whether the child needs torch.
-        forkservers: What it is forked from; None for those that `use_forkservers` says.
-
-    Attributes:
-        connection: Our end of the socket.
-
-    Raises:
-        HostError: There is no Python interpreter, or the kernel refused to start a process.
+    It imports from where this process does (`caller`), or what the interpreter finds by itself, and exportkit
+    (`installed`): not from the working directory, since it works in an empty folder. What a captured child prints is
+    kept for `printed`, rather than passed on to our stdout and stderr. `connection` is our end of the socket.
+    HostError: there is no Python interpreter, or the kernel refused to start a process.
     """
 
     def __init__(

@@ -116,10 +116,7 @@ def write_onnx(
     is killed leaves no model with the weights of another. Data files of models that are replaced are removed. The
     manifest that describes them has no targets, weights and libraries. It returns the sidecar's.
 
-    Raises:
-        ExportError: A model without its weights is larger than ONNX allows.
-        PackageError: The manifest breaks a rule of the format.
-        OSError: A file cannot be written.
+    ExportError: a model without its weights is larger than ONNX allows. PackageError: the manifest breaks a rule.
     """
     described: list[Onnx] = []
     ready: list[tuple[Path, Path]] = []
