@@ -197,7 +197,9 @@ class Worker:
         """Sends a message with tensors, and returns the answer with copies of its tensors on a device."""
         with contextlib.ExitStack() as undo:
             try:
-                calls = (self._idle_connection() if keep else None) or self._connect()
+                with self._state:
+                    calls = self._idle.pop() if keep and self._idle else None
+                calls = calls or self._connect()
                 # If the call fails, a late answer must not reach the next call, so the connection is closed.
                 undo.callback(calls.close)
                 calls.send(message, tensors)
@@ -220,10 +222,6 @@ class Worker:
         if isinstance(answer, Failed):
             raise answer.exception()
         return answer, outputs
-
-    def _idle_connection(self) -> _Calls | None:
-        with self._state:
-            return self._idle.pop() if self._idle else None
 
     def _connect(self) -> _Calls:
         """Opens a connection for one call at a time."""

@@ -36,18 +36,13 @@ class MethodPlan:
             *method.call.inputs,
             *(manifest.state[use.index] for use in method.state),
         )
-        self.written = written_arguments(method)
+        uses = [tensor.written is not None for tensor in method.call.inputs] + [use.written for use in method.state]
+        self.written = tuple(place for place, written in enumerate(uses) if written)
 
 
 def plan_methods(manifest: package.Manifest, device: torch.device) -> dict[str, MethodPlan]:
     """Plans the calls of all methods on a device."""
     return {method.name: MethodPlan(manifest, method, device) for method in manifest.methods}
-
-
-def written_arguments(method: package.PackagedMethod) -> tuple[int, ...]:
-    """Returns which arguments a method's code writes: its inputs, then its state."""
-    uses = [tensor.written is not None for tensor in method.call.inputs] + [use.written for use in method.state]
-    return tuple(place for place, written in enumerate(uses) if written)
 
 
 class ModelCode:

@@ -186,7 +186,10 @@ class Model:
                 f"there is no output {unknown[0]}: the package has {count}",
                 hint="`call.outputs` of the method lists them. The first has number 0.",
             )
-        prepared = self._host_plan(plan).prepare_requests(requests)
+        if (host := self._host_inputs.get(plan.name)) is None:
+            host = InputPlan(plan.call, torch.device("cpu"), reason="where requests begin")
+            self._host_inputs[plan.name] = host
+        prepared = host.prepare_requests(requests)
         try:
             return run(prepared, outputs)
         except RuntimeError as error:
@@ -208,12 +211,6 @@ class Model:
             return try_rows(self._reader, self.target.name, self.device, runners, method, most)
         except RuntimeError as error:
             raise ModelRunError(f"the rows of {method} cannot be tried: {str(error).partition(chr(10))[0]}") from error
-
-    def _host_plan(self, plan: MethodPlan) -> InputPlan:
-        if (known := self._host_inputs.get(plan.name)) is None:
-            known = InputPlan(plan.call, torch.device("cpu"), reason="where requests begin")
-            self._host_inputs[plan.name] = known
-        return known
 
     def synchronize(self) -> None:
         """Waits for this thread's current stream. Does nothing on a CPU, where each call says what it refuses.

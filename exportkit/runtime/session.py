@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal, NoReturn, Self
 
@@ -155,7 +155,9 @@ class Session:
             part: Literal["whole", "part", "row"] = "whole" if not partial else "part" if row is None else "row"
             tensors = read_state(path, self._code.reader, self.sizes, part)
             if row is not None:
-                self._check_row(row, tensors)
+                rows = min(shape_at(s, self.sizes)[0] for s in self._code.manifest.state if s.name in tensors)
+                if not 0 <= row < rows:
+                    raise UsageError(f"row must be from 0 to {rows - 1}, got {row}")
             with self._replacing("load_state"):
                 self._state.replace(tensors, row)
         return tuple(tensors)
@@ -240,11 +242,6 @@ class Session:
             for plan in self._code.plans.values():
                 if not plan.state and self._code.runners is not None:  # its calls share the stream's memory
                     self._code.look(plan, self._code.runners[plan.name])
-
-    def _check_row(self, row: int, names: Collection[str]) -> None:
-        rows = {each.name: shape_at(each, self.sizes)[0] for each in self._code.manifest.state if each.name in names}
-        if not 0 <= row < min(rows.values()):
-            raise UsageError(f"row must be from 0 to {min(rows.values()) - 1}, got {row}")
 
     def _check_whole(self) -> None:
         if self._problem is None and (refused := self._state.refused()) is not None:

@@ -94,10 +94,6 @@ class StatePlan:
                 else:
                     tensor.copy_(first)
 
-    def begins_as_zeros(self, index: int) -> bool:
-        """Whether the package has no values for a tensor."""
-        return self._manifest.state[index].initial is None
-
     def _first(self, index: int) -> torch.Tensor | None:
         if index not in self._initial:
             self._initial[index] = initial_values(self._reader, self._manifest.state[index])
@@ -155,7 +151,7 @@ class LocalState:
 
     def run(self, plan: MethodPlan, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
         """See `State.run`."""
-        self._own(i for i in plan.state if i in plan.written_state or self._plan.begins_as_zeros(i))
+        self._own(i for i in plan.state if i in plan.written_state or self._code.manifest.state[i].initial is None)
         tensors = self.use()
         runner = self._code.runner(plan.name)
         memory = None if self._stream is None else self._memory_of(plan.name, runner)

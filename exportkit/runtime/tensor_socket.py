@@ -105,10 +105,6 @@ class TensorSocket(Generic[Message]):
             for fd in fds:
                 os.close(fd)
 
-    def shut_down(self) -> None:
-        """Ends the conversation for both sides, even for a thread that waits for an answer."""
-        self._channel.shut_down()
-
     def close(self) -> None:
         """Closes the socket and the memory. The other side notices unless a forked process still has the socket."""
         self._channel.close()
