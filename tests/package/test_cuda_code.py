@@ -7,9 +7,10 @@ import struct
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from exportkit.inspect.rows import target_text
+from exportkit.inspect.rows import target_rows
 from exportkit.package.cuda_code import cuda_architectures, device_code, strictest
 from tests.package import samples
 
@@ -96,4 +97,6 @@ def test_inspect_says_which_gpus_run_a_target() -> None:
         ("sm_80", False, "CUDA sm_80 and later sm_8x"),
         ("sm_80", True, "CUDA sm_80 and later sm_8x, newer ones by PTX"),
     ):
-        assert target_text(samples.target(cuda_architecture=architecture, cuda_ptx=ptx, **gpu)).startswith(said + ", ")
+        target = samples.target(cuda_architecture=architecture, cuda_ptx=ptx, **gpu)
+        ((_, text),) = target_rows(msgspec.structs.replace(samples.manifest(), targets=(target,)))
+        assert text.startswith(said + ", ")
