@@ -8,8 +8,8 @@
 #include "package/fork_gate.h"
 #include "package/json.h"
 #include "package/package.h"
-#include "package/reader.h"
 #include "package/safetensors.h"
+#include "package/trust.h"
 
 struct ek_package {
   exportkit::PackageReader reader;

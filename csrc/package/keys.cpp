@@ -7,8 +7,8 @@
 
 #include "package/digests.h"
 #include "package/errors.h"
+#include "package/guarded.h"
 #include "package/libcrypto.h"
-#include "package/small_files.h"
 #include "package/text.h"
 
 namespace exportkit {

@@ -14,8 +14,8 @@
 
 #include "package/digests.h"
 #include "package/errors.h"
+#include "package/guarded.h"
 #include "package/json_fields.h"
-#include "package/small_files.h"
 #include "package/text.h"
 
 namespace exportkit {

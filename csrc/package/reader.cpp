@@ -1,17 +1,214 @@
 #include "package/reader.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <unordered_set>
 #include <utility>
 
 #include "package/consistency.h"
 #include "package/digests.h"
 #include "package/errors.h"
 #include "package/in_threads.h"
-#include "package/record_rules.h"
+#include "package/manifest.h"
 #include "package/text.h"
+#include "package/trust.h"
 
 namespace exportkit {
+
+namespace {
+
+int64_t nanoseconds(const timespec& time) { return time.tv_sec * 1'000'000'000 + time.tv_nsec; }
+
+void check_has_manifest(const std::vector<Header>& headers) {
+  const auto has = [&](std::string_view name) {
+    const std::string ending = "/" + std::string(name);
+    return std::any_of(headers.begin(), headers.end(), [&](const Header& h) { return h.name.ends_with(ending); });
+  };
+  if (has(kManifestName)) return;
+  const std::string none = "the archive has no " + std::string(kManifestName) + ": it is ";
+  if (has("data.pkl")) {
+    throw Error(
+        errors::kNoManifest, none + "a checkpoint, as torch.save writes it",
+        "It has weights, and not the model's code: `exportkit export FILE.py:CLASS --weights WEIGHTS.safetensors`.");
+  }
+  if (has("archive_format")) {
+    throw Error(errors::kNoManifest, none + "a .pt2 that torch wrote, not exportkit",
+                "`exportkit export` makes a package of a model; MODEL may be an ExportedProgram .pt2.");
+  }
+  throw Error(errors::kNoManifest, none + "a zip archive but not a package");
+}
+
+// The manifest comes first, then the records sorted by name. Names lack the root.
+void check_record_order(const std::vector<Entry>& entries) {
+  const auto out_of_place = [](const Entry& one, const Entry& next) { return one.name > next.name; };
+  const bool first = entries[0].name == kManifestName;
+  const auto found = std::adjacent_find(entries.begin() + 1, entries.end(), out_of_place);
+  if (first && found == entries.end()) return;
+  throw Error(errors::kArchiveLayout,
+              "record " + (first ? std::next(found)->name : entries[0].name) +
+                  " is out of place: the manifest comes first, then the records sorted by name");
+}
+
+std::string read_manifest(int fd, const Entry& entry) {
+  check_manifest_size(entry.size);
+  std::string text = read_at(fd, entry.data_offset, entry.size);
+  if (crc32(0, text.data(), text.size()) != entry.crc32) {
+    throw Error(errors::kDigestMismatch,
+                std::string(kManifestName) + " has a CRC-32 that differs from the archive's directory",
+                "The package was changed or damaged after it was written. Get it again.");
+  }
+  return text;
+}
+
+}  // namespace
+
+FileState FileState::of(const struct stat& status) {
+  return {status.st_dev, status.st_ino, status.st_size, nanoseconds(status.st_mtim), nanoseconds(status.st_ctim)};
+}
+
+PackageFile::PackageFile(OpenedFile file) : opened_file_(std::move(file)) {
+  const struct stat now = status();
+  if (!S_ISREG(now.st_mode)) {
+    throw Error(errors::kNotAnArchive, place().string() + " is not a file; a package is one .pt2 file");
+  }
+  opened_ = FileState::of(now);
+  try {
+    read_structure();
+  } catch (const Error& error) {
+    if (!path().empty()) throw;  // who gave a path knows which file it is
+    throw Error(error.kind(), name() + ": " + error.message(), error.hint());
+  }
+}
+
+void PackageFile::read_structure() {
+  if (path().extension() == ".onnx" && read_at(fd(), 0, 4) != "PK\3\4") {
+    throw Error(errors::kNotAnArchive, path().string() + " is an ONNX model, not a package",
+                "ONNX Runtime runs it without exportkit. `exportkit verify`, `inspect`, `sign` and `bench` take it.");
+  }
+  const std::vector<Header> headers = read_directory(fd(), size());
+  check_has_manifest(headers);
+  std::vector<std::string_view> names;
+  for (const Header& header : headers) names.push_back(header.name);
+  check_record_names(names);
+  entries_ = check_layout(fd(), size(), headers);
+  for (Entry& entry : entries_) entry.name.erase(0, kRoot.size());
+  check_record_order(entries_);
+  manifest_ = read_manifest(fd(), entries_[0]);
+  manifest_sha256_ = sha256_hex(manifest_);
+  entries_.erase(entries_.begin());
+}
+
+struct stat PackageFile::status() const {
+  struct stat status{};
+  if (fstat(fd(), &status) != 0) throw FileError(place());
+  return status;
+}
+
+const std::string& PackageFile::sha256() const {
+  std::call_once(whole_digest_, [this] {
+    Sha256 digest;
+    read_blocks(fd(), 0, size(), [&](std::string_view block) { digest.update(block.data(), block.size()); });
+    sha256_ = digest.hex();
+  });
+  return sha256_;
+}
+
+// --- the rules of records --------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr size_t kMaxNameLength = 512;
+
+bool is_part(std::string_view part) {
+  const auto allowed = [](char c) {
+    return is_alnum(c) || std::string_view("_.+=@-").find(c) != std::string_view::npos;
+  };
+  return std::all_of(part.begin(), part.end(), allowed) && part.find_first_not_of('.') != std::string_view::npos;
+}
+
+bool is_safe(std::string_view name) {
+  if (name.size() > kMaxNameLength) return false;
+  for (;;) {
+    const size_t slash = name.find('/');
+    if (!is_part(name.substr(0, slash))) return false;
+    if (slash == std::string_view::npos) return true;
+    name.remove_prefix(slash + 1);
+  }
+}
+
+std::string some(const std::vector<std::string_view>& names) {
+  constexpr size_t kShown = 5;
+  std::string out;
+  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) out += (i ? ", " : "") + shown(names[i]);
+  return out + (names.size() > kShown ? " and " + std::to_string(names.size() - kShown) + " more" : "");
+}
+
+}  // namespace
+
+void check_record_names(const std::vector<std::string_view>& names) {
+  std::unordered_set<std::string_view> seen;
+  for (const std::string_view name : names) {
+    if (!is_safe(name)) {
+      throw Error(errors::kUnsafeRecordName, concat("record name ", Quoted{name},
+                                                    " is not allowed: names are relative paths; each part has letters, "
+                                                    "digits and _.+=@-, and not only dots"));
+    }
+    if (!seen.insert(name).second) {
+      throw Error(errors::kDuplicateRecord, "two records have the name " + std::string(name));
+    }
+  }
+  std::vector<std::string_view> sorted(seen.begin(), seen.end());
+  std::sort(sorted.begin(), sorted.end());
+  std::string inside;
+  for (const std::string_view folder : sorted) {
+    inside.assign(folder).append("/");
+    const auto name = std::lower_bound(sorted.begin(), sorted.end(), std::string_view(inside));
+    if (name != sorted.end() && name->starts_with(inside)) {
+      throw Error(errors::kUnsafeRecordName, concat(folder, " is both a record and a folder of the record ", *name));
+    }
+  }
+  for (const std::string_view name : names) {
+    if (!name.starts_with(kRoot)) {
+      throw Error(errors::kArchiveLayout, "record " + std::string(name) + " is not under " + std::string(kRoot) +
+                                              ", the root folder of every package");
+    }
+  }
+}
+
+void check_listed(const std::vector<Record>& records, std::span<const Entry> entries) {
+  std::vector<std::string_view> listed, present, missing, unlisted;
+  for (const Record& record : records) listed.push_back(record.name);
+  for (const Entry& entry : entries) present.push_back(entry.name);
+  std::set_difference(listed.begin(), listed.end(), present.begin(), present.end(), std::back_inserter(missing));
+  std::set_difference(present.begin(), present.end(), listed.begin(), listed.end(), std::back_inserter(unlisted));
+  if (!missing.empty()) {
+    throw Error(errors::kMissingRecord, "the manifest lists records that the archive does not have: " + some(missing));
+  }
+  if (!unlisted.empty()) {
+    throw Error(errors::kUnlistedRecord, "the archive has records that the manifest does not list: " + some(unlisted));
+  }
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Record& record = records[i];
+    if (entries[i].size != static_cast<uint64_t>(record.size)) {
+      throw Error(errors::kDigestMismatch, "record " + record.name + " has " + std::to_string(entries[i].size) +
+                                               " bytes; the manifest says " + std::to_string(record.size));
+    }
+  }
+  for (const StockRecord& stock : kStockRecords) {
+    const auto found = std::lower_bound(listed.begin(), listed.end(), stock.name);
+    const auto says_so = [&](const Record& record) {
+      return record.name == stock.name && static_cast<size_t>(record.size) == stock.content.size() &&
+             record.sha256 == sha256_hex(stock.content);
+    };
+    if (found == listed.end() || !says_so(records[static_cast<size_t>(found - listed.begin())])) {
+      throw Error(errors::kStockRecord, "record " + std::string(stock.name) + " must exist and contain `" +
+                                            std::string(stock.text) + "`: torch looks for it first");
+    }
+  }
+}
 
 namespace {
 

@@ -1,4 +1,6 @@
-// Detached signatures in this format's own form (FORMAT.md, "Signatures").
+// Detached signatures: in this format's own form (FORMAT.md, "Signatures"), and in that of OpenSSF model signing made
+// with an elliptic curve key, which is a Sigstore bundle with a DSSE envelope around an in-toto statement. A package
+// needs the digest of one file from a bundle; any other content is refused.
 #pragma once
 
 #include <filesystem>
@@ -33,5 +35,25 @@ std::optional<std::string> read_signatures(const std::filesystem::path& path);
 // the file belongs to another package, or the keys have signatures but none is valid.
 const PublicKey* signer(const Signatures& signatures, const std::string& manifest_sha256,
                         const std::vector<PublicKey>& keys, const std::string& name);
+
+class PackageFile;
+
+// The parts of a bundle that are used.
+struct Bundle {
+  std::string key_id;              // of the key that the bundle names
+  std::string payload, signature;  // base64
+};
+
+// Reads a bundle: SignatureError if it differs from the bundles that model signing makes with a key. `name` is the
+// file's name, for messages.
+Bundle decode_bundle(std::string_view content, const std::string& name);
+
+// The sha256 of the one file in a statement, which is an envelope's payload: SignatureError.
+std::string signed_digest(std::string_view statement, const std::string& name);
+
+// The key that signed this package's file; null if the bundle names a key that is not in `keys`. Reads the file only
+// after the signature is checked. SignatureError: the signature is not valid, or it signs another file.
+const PublicKey* bundle_signer(const Bundle& bundle, const PackageFile& package, const std::vector<PublicKey>& keys,
+                               const std::string& name);
 
 }  // namespace exportkit

@@ -1,24 +1,144 @@
 #include "package/state_files.h"
 
 #include <algorithm>
+#include <cmath>
+#include <filesystem>
 #include <optional>
 #include <set>
+#include <stdexcept>
+#include <system_error>
 
-#include "package/adapter_config.h"
 #include "package/digests.h"
 #include "package/errors.h"
+#include "package/guarded.h"
+#include "package/json_fields.h"
 #include "package/json_text.h"
-#include "package/state_matching.h"
 #include "package/text.h"
 
 namespace exportkit {
+
 namespace {
+
+// --- adapters of PEFT: https://huggingface.co/docs/peft/developer_guides/checkpoint ----------------------------------
+
+constexpr const char* kWritten = "Give it as PEFT's save_pretrained wrote it.";
+constexpr size_t kMostBytes = size_t{1} << 20;
+
+[[noreturn]] void refuse(const std::string& what, const std::string& hint = {}) {
+  throw Error(errors::kState, what, hint);
+}
+
+struct AdapterConfig {
+  double alpha = 8;
+  bool by_root = false;                                  // of the rank: rsLoRA
+  std::vector<std::pair<std::string, double>> of_names;  // modules with another alpha
+
+  // What the product of a module's two matrices is multiplied with.
+  double scale(std::string_view module, int64_t rank) const {
+    const auto own = std::ranges::find_if(
+        of_names, [&](const auto& named) { return module == named.first || module.ends_with("." + named.first); });
+    const auto ranks = static_cast<double>(rank);
+    return (own == of_names.end() ? alpha : own->second) / (by_root ? std::sqrt(ranks) : ranks);
+  }
+};
+
+// Keys that do not change what a trained adapter computes. Those that add tensors show in the file itself.
+constexpr std::string_view kOfNoWeight[] = {"auto_mapping",
+                                            "base_model_name_or_path",
+                                            "bias",
+                                            "ensure_weight_tying",
+                                            "eva_config",
+                                            "exclude_modules",
+                                            "fan_in_fan_out",
+                                            "inference_mode",
+                                            "layers_pattern",
+                                            "layers_to_transform",
+                                            "lora_bias",
+                                            "lora_dropout",
+                                            "megatron_config",
+                                            "megatron_core",
+                                            "modules_to_save",
+                                            "peft_version",
+                                            "qalora_group_size",
+                                            "r",
+                                            "rank_pattern",
+                                            "revision",
+                                            "runtime_config",
+                                            "target_modules",
+                                            "target_parameters",
+                                            "task_type",
+                                            "trainable_token_indices"};
+
+// Ways to begin training that leave the model's own weights alone. Others, such as PiSSA, change them.
+const std::set<std::string_view> kBeginnings{"true", "false", "null", "\"gaussian\"", "\"eva\"", "\"orthogonal\""};
+const std::set<std::string_view> kNothing{"null", "false", "{}", "[]", "\"\""};
+
+// PEFT matches a name as a regular expression, at the end of a module's.
+void check_names(const AdapterConfig& config, const std::string& path) {
+  for (const auto& [name, alpha] : config.of_names) {
+    if (name.find_first_of("^$*+?()[]{}|\\") == std::string::npos) continue;
+    refuse(path + " has the pattern " + shown(name) + " in `alpha_pattern`, a regular expression",
+           "Write the names of the modules that it means.");
+  }
+}
+
+void only(std::string_view value, const std::set<std::string_view>& allowed, const std::string& path,
+          std::string_view key) {
+  if (allowed.contains(value)) return;
+  refuse(concat(path, " has ", shown(value), " as ", Quoted{key}, ", which is not plain LoRA"),
+         "Merge the adapter into the weights, and give those to `exportkit package --weights`.");
+}
+
+AdapterConfig parse(std::string_view text, const std::string& path) {
+  AdapterConfig config;
+  const auto numbers = nullable(object_of([](JsonReader& reader) { return reader.number(); }));
+  JsonReader json = JsonReader::checked(text, 32);
+  Members known{{"peft_type", [&] { only(json.skipped(), {"\"LORA\""}, path, "peft_type"); }},
+                {"lora_alpha", [&] { config.alpha = json.number(); }},
+                {"use_rslora", [&] { config.by_root = nullable(boolean)(json).value_or(false); }},
+                {"init_lora_weights", [&] { only(json.skipped(), kBeginnings, path, "init_lora_weights"); }},
+                {"alpha_pattern", [&] { config.of_names = numbers(json).value_or(config.of_names); }}};
+  json.object([&](std::string_view key) {
+    const auto member = known.find(key);
+    if (member != known.end()) return member->second();
+    const std::string_view value = json.skipped();
+    if (std::ranges::find(kOfNoWeight, key) == std::end(kOfNoWeight)) only(value, kNothing, path, key);
+  });
+  json.end();
+  check_names(config, path);
+  return config;
+}
+
+// Reads adapter_config.json in the folder of an adapter's file; nothing if there is none. StateError: it cannot be
+// read, or it describes more than plain LoRA.
+std::optional<AdapterConfig> read_adapter_config(const std::string& adapter) {
+  const std::filesystem::path path = std::filesystem::path(adapter).parent_path() / "adapter_config.json";
+  std::optional<std::string> text;
+  try {
+    text = read_limited(path, /*guarded=*/false, kMostBytes);
+    if (!text) return std::nullopt;
+    return parse(*text, path.string());
+  } catch (const JsonError& error) {
+    refuse(path.string() + ": " + error.what(), kWritten);
+  } catch (const std::system_error& error) {
+    refuse(path.string() + " cannot be read: " + error.code().message(), kWritten);
+  } catch (const std::invalid_argument& error) {
+    refuse(path.string() + " " + error.what(), kWritten);
+  }
+}
 
 using safetensors::Place;
 using Shape = std::vector<int64_t>;
 using RowSizes = std::map<std::string, int64_t>;
 
 constexpr std::string_view kPeft = "base_model.model.";
+
+// Such as "float32[2, 3]".
+std::string kind(const std::string& dtype, const std::vector<int64_t>& shape) {
+  std::vector<std::string> sizes;
+  for (const int64_t size : shape) sizes.push_back(std::to_string(size));
+  return dtype + "[" + joined(sizes, ", ") + "]";
+}
 
 std::string text_of(const Extent& extent) {
   if (const auto* fixed = std::get_if<int64_t>(&extent)) return std::to_string(*fixed);
@@ -53,10 +173,6 @@ std::optional<LoraName> lora_name(std::string_view name) {
     return LoraName{std::string(name.substr(0, at)), part == ".lora_B."};
   }
   return std::nullopt;
-}
-
-[[noreturn]] void refuse(const std::string& what, const std::string& hint = {}) {
-  throw Error(errors::kState, what, hint);
 }
 
 [[noreturn]] void refuse_other_kind(const StateFile& file, const StateTensor& state, const Place& place,
@@ -253,6 +369,51 @@ std::vector<StateValue> match_part_of_state(const Manifest& manifest, const RowS
     ordered.push_back(std::move(value));
   }
   return ordered;
+}
+
+// --- a model's state_dict --------------------------------------------------------------------------------------------
+
+std::map<std::string, std::vector<const Place*>> match_state(const std::vector<Weight>& weights,
+                                                             const std::vector<StateTensor>& state,
+                                                             const std::vector<Place>& given) {
+  std::map<std::string, const Place*> unmatched;
+  for (const Place& place : given) unmatched.emplace(place.name, &place);
+  for (const StateTensor& one : state) {
+    unmatched.erase(one.name);
+    for (const std::string& alias : one.aliases) unmatched.erase(alias);
+  }
+  std::map<std::string, std::vector<const Place*>> found;
+  std::map<std::string, std::string> other;  // by the given name, so that messages are sorted
+  std::vector<std::string> missing, not_of_the_model, of_another_kind;
+  for (const Weight& weight : weights) {
+    if (!weight.state) continue;
+    std::vector<const Place*>& places = found[weight.name];
+    std::vector<std::string> names{weight.name};
+    names.insert(names.end(), weight.aliases.begin(), weight.aliases.end());
+    for (const std::string& name : names) {
+      const auto node = unmatched.extract(name);
+      if (node.empty()) continue;
+      const Place& place = *places.emplace_back(node.mapped());
+      if (place.dtype != weight.dtype || place.shape != weight.shape) {
+        other.emplace(name, printable(name) + " is " + kind(place.dtype, place.shape) + ", not " +
+                                kind(weight.dtype, weight.shape));
+      }
+    }
+    if (places.empty()) missing.push_back(printable(joined(names, " or ")));
+  }
+  for (const auto& [name, place] : unmatched) not_of_the_model.push_back(printable(name));
+  for (const auto& [name, text] : other) of_another_kind.push_back(text);
+  std::string faults;
+  const auto add = [&](const char* what, const std::vector<std::string>& which) {
+    if (!which.empty()) faults += std::string("\n  ") + what + ": " + joined(which, ", ");
+  };
+  add("missing", missing);
+  add("not in the model", not_of_the_model);
+  add("wrong dtype or shape", of_another_kind);
+  if (faults.empty()) return found;
+  throw Error(errors::kWeights, "the weights do not fit the model" + faults,
+              "Give the model's whole state_dict with the same names, dtypes and shapes. One name of a tied weight is "
+              "enough.");
 }
 
 }  // namespace exportkit

@@ -51,4 +51,13 @@ std::vector<StateValue> match_whole_state(const Manifest& manifest, const std::m
 std::vector<StateValue> match_part_of_state(const Manifest& manifest, const std::map<std::string, int64_t>& sizes,
                                             const StateFile& file, bool one_row);
 
+// Finds every weight of the state_dict among a file's tensors. A tied weight may have any of its names. Tensors of
+// sessions' state may be there, and are left out.
+//
+// Returns the tensors of each weight, at least one. WeightsError lists all tensors that are missing, unknown to the
+// model, or of another dtype or shape.
+std::map<std::string, std::vector<const safetensors::Place*>> match_state(const std::vector<Weight>& weights,
+                                                                          const std::vector<StateTensor>& state,
+                                                                          const std::vector<safetensors::Place>& given);
+
 }  // namespace exportkit

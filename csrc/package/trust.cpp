@@ -3,22 +3,85 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 
 #include "package/errors.h"
 #include "package/guarded.h"
 #include "package/json_fields.h"
 #include "package/opened_file.h"
-#include "package/openssf.h"
-#include "package/revocation.h"
 #include "package/signature.h"
-#include "package/small_files.h"
+#include "package/text.h"
 
 namespace exportkit {
+
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMaxDepth = 5;  // of brackets
+constexpr int kPolicyDepth = 5, kListDepth = 4;    // of brackets
+constexpr size_t kMaxListBytes = size_t{4} << 20;  // some 20,000 entries
+constexpr size_t kMaxReasonBytes = 200;
+
+std::string short_reason(JsonReader& json) {
+  std::string reason = json.string();
+  if (reason.size() > kMaxReasonBytes) json.fail("expected at most 200 bytes");
+  return reason;
+}
+
+int64_t positive(JsonReader& json) {
+  const int64_t value = json.integer();
+  if (value < 1) json.fail("expected at least 1");
+  return value;
+}
+
+// A list of {"<digest>": ..., "reason": ...}. A digest that is there twice is an error of whoever wrote the list.
+auto reasons_by(const char* key) {
+  return [=](JsonReader& json) {
+    std::map<std::string, std::string> reasons;
+    json.array([&] {
+      std::string digest, reason;
+      fields(json, field(key, digest, sha256), field("reason", reason, short_reason));
+      if (!reasons.emplace(digest, reason).second) json.fail("the same digest is there twice");
+    });
+    return reasons;
+  };
+}
+
+RevocationList parse_list(std::string_view content, const fs::path& path) {
+  JsonReader json = JsonReader::checked(content, kListDepth);
+  RevocationList list{path, 0, {}, {}};
+  int64_t version = 0;
+  fields(json, field("version", version, version_1), field("sequence", list.sequence, positive),
+         field("keys", list.keys, reasons_by("key_id")),
+         field("packages", list.packages, reasons_by("manifest_sha256")));
+  return list;
+}
+
+// The lists that apply on this machine. What one of them revokes is revoked.
+using Revocations = std::vector<RevocationList>;
+
+std::string by(const RevocationList& list, const std::string& reason) {
+  return "revoked by " + list.path.string() + (reason.empty() ? "" : " (" + printable(reason) + ")");
+}
+
+// Which list revokes a key and why, such as "revoked by /etc/exportkit/revoked.json (stolen)"; empty if none does.
+std::string revoked_by(const Revocations& lists, const std::string& key) {
+  for (const RevocationList& list : lists) {
+    if (const auto found = list.keys.find(key); found != list.keys.end()) return by(list, found->second);
+  }
+  return "";
+}
+
+void check_package(const Revocations& lists, const PackageFile& package) {
+  for (const RevocationList& list : lists) {
+    const auto found = list.packages.find(package.manifest_sha256());
+    if (found == list.packages.end()) continue;
+    throw Error(
+        errors::kRevoked,
+        package.name() + " is " + by(list, found->second) + ": its manifest has sha256 " + package.manifest_sha256(),
+        "Get another release of it. No signature makes a revoked package valid again.");
+  }
+}
 
 // A requirement for a signature by one of these keys.
 struct Demand {
@@ -50,7 +113,7 @@ struct Rules {
 }
 
 Policy parse_policy(std::string_view content) {
-  JsonReader json = JsonReader::checked(content, kMaxDepth);
+  JsonReader json = JsonReader::checked(content, kPolicyDepth);
   Policy policy;
   int64_t version = 0;
   const auto named_list = object(field("list", &NamedList::path, text), FIELD(NamedList, minimum_sequence, integer));
@@ -66,7 +129,9 @@ RevocationList read_list(const fs::path& policy, const NamedList& named) {
   const fs::path path = policy.parent_path() / named.path;
   const std::string list = "names the revocation list " + path.string() + ", which ";
   try {
-    RevocationList found = read_revocations(path);
+    const auto content = read_limited(path, /*guarded=*/true, kMaxListBytes);
+    if (!content) throw std::invalid_argument("does not exist");
+    RevocationList found = parse_list(*content, path);
     if (found.sequence >= named.minimum_sequence) return found;
     refuse(policy, list + "has sequence " + std::to_string(found.sequence) + "; the policy requires at least " +
                        std::to_string(named.minimum_sequence));
@@ -85,7 +150,7 @@ void add_policy(const fs::path& path, bool must_exist, Rules& rules) {
   } catch (const std::exception&) {
     refuse(path, file_problem());
   }
-  for (const NamedList& named : policy.revocations) rules.revoked.lists.push_back(read_list(path, named));
+  for (const NamedList& named : policy.revocations) rules.revoked.push_back(read_list(path, named));
   if (!policy.require_signature) return;
   if (policy.public_keys.empty()) refuse(path, "requires signatures but names no public key");
   Demand demand{{}, "the policy " + path.string()};
@@ -175,7 +240,7 @@ FoundSignature signature_of(const PackageFile& package, const SignatureRequest& 
 
 // The key ids that a signature file names.
 std::vector<std::string> key_ids(const std::string& suffix, std::string_view content, const std::string& name) {
-  if (suffix == kBundleSuffix) return {openssf::decode(content, name).key_id};
+  if (suffix == kBundleSuffix) return {decode_bundle(content, name).key_id};
   std::vector<std::string> ids;
   for (const Signature& signature : decode_signatures(content, name).signatures) ids.push_back(signature.key_id);
   return ids;
@@ -184,7 +249,7 @@ std::vector<std::string> key_ids(const std::string& suffix, std::string_view con
 // The key that has signed; null if no key has.
 const PublicKey* signer_of(const PackageFile& package, const Form& form, std::string_view content,
                            const std::string& name) {
-  if (form.suffix == kBundleSuffix) return openssf::signer(openssf::decode(content, name), package, form.keys, name);
+  if (form.suffix == kBundleSuffix) return bundle_signer(decode_bundle(content, name), package, form.keys, name);
   return signer(decode_signatures(content, name), package.manifest_sha256(), form.keys, name);
 }
 
@@ -197,26 +262,26 @@ const PublicKey* signer_of(const PackageFile& package, const Form& form, std::st
 Demand without_revoked(const Demand& demand, const Revocations& revoked) {
   Demand rest{{}, demand.by};
   for (const PublicKey& key : demand.keys) {
-    if (revoked.of_key(key.id).empty()) rest.keys.push_back(key);
+    if (revoked_by(revoked, key.id).empty()) rest.keys.push_back(key);
   }
   if (rest.keys.empty()) {
     const std::string& id = demand.keys.front().id;
-    refuse_key(demand.by + " accepts only", id, revoked.of_key(id));
+    refuse_key(demand.by + " accepts only", id, revoked_by(revoked, id));
   }
   return rest;
 }
 
 // Refuses a package that is signed only by revoked keys, although no signature is required: RevokedError.
 void refuse_revoked_signers(const PackageFile& package, const Revocations& revoked) {
-  if (!revoked.any_key()) return;
+  if (std::ranges::all_of(revoked, [](const RevocationList& list) { return list.keys.empty(); })) return;
   std::string signer;
   for (const SignatureFile& file : signature_files(package)) {
     for (const std::string& id : file.key_ids) {
-      if (revoked.of_key(id).empty()) return;
+      if (revoked_by(revoked, id).empty()) return;
       signer = id;
     }
   }
-  if (!signer.empty()) refuse_key(package.name() + " is signed only by", signer, revoked.of_key(signer));
+  if (!signer.empty()) refuse_key(package.name() + " is signed only by", signer, revoked_by(revoked, signer));
 }
 
 PublicKey satisfy(const PackageFile& package, const Demand& demand, const SignatureRequest& given,
@@ -237,7 +302,7 @@ PublicKey satisfy(const PackageFile& package, const Demand& demand, const Signat
     others.insert(others.end(), file.key_ids.begin(), file.key_ids.end());
   }
   for (const std::string& id : others) {
-    const std::string why = revoked.of_key(id);
+    const std::string why = revoked_by(revoked, id);
     if (!why.empty())
       refuse_key(package.name() + " lacks a signature that " + demand.by + " requires; it has one by", id, why);
   }
@@ -270,7 +335,7 @@ Rules rules_of(const SignatureRequest& request, const std::string& system_policy
 std::vector<PublicKey> check_trust(const PackageFile& package, const SignatureRequest& request,
                                    const std::string& system_policy) {
   const auto [demands, revoked] = rules_of(request, system_policy);
-  revoked.check_package(package.manifest_sha256(), package.name());
+  check_package(revoked, package);
   if (demands.empty()) refuse_revoked_signers(package, revoked);
   std::vector<PublicKey> signers;
   for (const Demand& demand : demands) {
@@ -284,7 +349,17 @@ std::string demanded_by(const SignatureRequest& request) {
   return demands.empty() ? "" : demands.front().by;
 }
 
-std::vector<RevocationList> revocation_lists() { return policy_rules(kSystemPolicy).revoked.lists; }
+std::vector<RevocationList> revocation_lists() { return policy_rules(kSystemPolicy).revoked; }
+
+std::string revocations_text(const fs::path& path) {
+  try {
+    const std::string content = read_limited(path, /*guarded=*/false, kMaxListBytes).value_or("");
+    if (!content.empty()) parse_list(content, path);
+    return content;
+  } catch (const std::exception&) {
+    throw Error(errors::kUsage, "the revocation list " + path.string() + " " + file_problem());
+  }
+}
 
 std::vector<SignatureFile> signature_files(const PackageFile& package) {
   std::vector<SignatureFile> found;

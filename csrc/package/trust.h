@@ -1,15 +1,28 @@
 // Checks that a trusted key signed a package, before any of its code runs.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "package/keys.h"
-#include "package/package_file.h"
-#include "package/revocation.h"
+#include "package/reader.h"
 
 namespace exportkit {
+
+// The content of a revocation list: keys whose signatures no longer count, and packages that are not opened (FORMAT.md,
+// "Revocation"). Both maps have the reasons; a reason may be empty.
+struct RevocationList {
+  std::filesystem::path path;
+  int64_t sequence = 0;                         // rises by one with each change of the list
+  std::map<std::string, std::string> keys;      // by key id
+  std::map<std::string, std::string> packages;  // by the manifest's sha256
+};
+
+// Reads a list that anybody may change and returns its text; empty if there is no file. UsageError.
+std::string revocations_text(const std::filesystem::path& path);
 
 inline constexpr const char* kSystemPolicy = "/etc/exportkit/policy.json";
 

@@ -8,7 +8,7 @@
 #include "package/digests.h"
 #include "package/errors.h"
 #include "package/in_threads.h"
-#include "package/record_rules.h"
+#include "package/reader.h"
 
 namespace exportkit {
 namespace {

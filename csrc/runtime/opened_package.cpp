@@ -10,10 +10,8 @@
 #include <iostream>
 
 #include "package/errors.h"
-#include "package/fat_binary.h"
 #include "package/targets.h"
 #include "package/text.h"
-#include "package/trust.h"
 #include "package/trust_records.h"
 #include "runtime/cuda_driver.h"
 

@@ -10,6 +10,7 @@
 
 #include "exportkit/runtime.h"
 #include "package/targets.h"
+#include "package/trust.h"
 #include "runtime/code.h"
 #include "runtime/operators.h"
 #include "runtime/weights.h"

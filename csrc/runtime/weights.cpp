@@ -13,7 +13,7 @@
 
 #include "package/errors.h"
 #include "package/safetensors.h"
-#include "package/state_matching.h"
+#include "package/state_files.h"
 #include "package/text.h"
 #include "runtime/inputs.h"
 #include "runtime/staged_copies.h"

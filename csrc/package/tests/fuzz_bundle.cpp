@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "package/errors.h"
-#include "package/openssf.h"
+#include "package/signature.h"
 #include "package/text.h"
 
 namespace {
@@ -22,11 +22,11 @@ void taken_or_refused(const Read& read) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace exportkit;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  taken_or_refused([&] { openssf::signed_digest(text, "it"); });
+  taken_or_refused([&] { signed_digest(text, "it"); });
   taken_or_refused([&] {
-    const openssf::Bundle bundle = openssf::decode(text, "it");
+    const Bundle bundle = decode_bundle(text, "it");
     decode_base64(bundle.signature);
-    if (const auto statement = decode_base64(bundle.payload)) openssf::signed_digest(*statement, "it");
+    if (const auto statement = decode_base64(bundle.payload)) signed_digest(*statement, "it");
   });
   return 0;
 }
