@@ -4,7 +4,7 @@
 
 #include "package/c_api.h"
 #include "package/cache.h"
-#include "package/case_tensors.h"
+#include "package/consistency.h"
 #include "package/json_fields.h"
 #include "package/json_text.h"
 #include "package/mapping.h"

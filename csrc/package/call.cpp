@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -111,17 +110,13 @@ void check_size(const Size& size, const std::string& tensor, const Dimensions& d
           " has a size of ", size.scale, "*", size.dimension, " and ", size.offset, ", which is negative or too large");
 }
 
-const Size* size_of(const Extent& extent) { return std::get_if<Size>(&extent); }
-const Size* size_of(const std::optional<Extent>& extent) { return extent ? size_of(*extent) : nullptr; }
-
 // The least value of a size with a declared dimension; 0 if the size is unknown.
 uint64_t least_of(const Extent& extent, const Dimensions& dimensions) {
-  const Size* size = size_of(extent);
-  if (!size) return static_cast<uint64_t>(std::get<int64_t>(extent));
-  return static_cast<uint64_t>(value_at(*size, dimensions.at(size->dimension)->min));
-}
-uint64_t least_of(const std::optional<Extent>& extent, const Dimensions& dimensions) {
-  return extent ? least_of(*extent, dimensions) : 0;
+  if (const Size* size = size_of(extent)) {
+    return static_cast<uint64_t>(value_at(*size, dimensions.at(size->dimension)->min));
+  }
+  const auto* fixed = std::get_if<int64_t>(&extent);
+  return fixed ? static_cast<uint64_t>(*fixed) : 0;
 }
 
 // Checks that the sizes use declared dimensions and that the tensor can fit in memory.
@@ -130,7 +125,7 @@ void check_shape(const Tensor& tensor, const Dimensions& dimensions) {
   require(tensor.shape.size() <= kMaxRank, Quoted{tensor.name}, " has ", tensor.shape.size(), " sizes; at most ",
           kMaxRank, " are allowed");
   std::vector<uint64_t> least;
-  for (const auto& extent : tensor.shape) {
+  for (const Extent& extent : tensor.shape) {
     if (const Size* size = size_of(extent)) check_size(*size, tensor.name, dimensions);
     least.push_back(least_of(extent, dimensions));
   }
@@ -186,9 +181,11 @@ const TensorOutput& output_named(const Call& call, const std::string& name) {
 }
 
 // Whether the sizes that are known on both sides are equal. Else, outputs could not be compared.
-bool alike(std::span<const std::optional<Extent>> left, std::span<const std::optional<Extent>> right) {
-  return std::equal(left.begin(), left.end(), right.begin(), right.end(),
-                    [](const auto& one, const auto& other) { return !one || !other || *one == *other; });
+bool alike(std::span<const Extent> left, std::span<const Extent> right) {
+  const auto unknown = [](const Extent& extent) { return std::holds_alternative<std::monostate>(extent); };
+  return std::equal(left.begin(), left.end(), right.begin(), right.end(), [&](const Extent& one, const Extent& other) {
+    return unknown(one) || unknown(other) || one == other;
+  });
 }
 
 void check_ranking(const TensorOutput& indices, const TensorOutput& values) {

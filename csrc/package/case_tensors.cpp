@@ -1,5 +1,4 @@
-#include "package/case_tensors.h"
-
+// The tensors of recorded cases.
 #include <algorithm>
 #include <optional>
 #include <stdexcept>
@@ -10,6 +9,7 @@
 #include "package/consistency.h"
 #include "package/errors.h"
 #include "package/manifest_checks.h"
+#include "package/safetensors.h"
 #include "package/text.h"
 
 namespace exportkit {
@@ -26,19 +26,15 @@ std::string shape_text(const Shape& shape) {
 }
 
 // The manifest was checked: the dimension has a number, and the size fits.
-std::optional<int64_t> size_at(const Extent& extent, const Sizes& sizes) {
-  if (const auto* fixed = std::get_if<int64_t>(&extent)) return *fixed;
-  const Size& size = std::get<Size>(extent);
-  return static_cast<int64_t>(static_cast<__int128>(size.scale) * sizes.at(size.dimension) + size.offset);
-}
-std::optional<int64_t> size_at(const std::optional<Extent>& extent, const Sizes& sizes) {
-  return extent ? size_at(*extent, sizes) : std::nullopt;
-}
-
-template <class Extents>
-Shape shape_at(const Extents& extents, const Sizes& sizes) {
+Shape shape_at(const std::vector<Extent>& extents, const Sizes& sizes) {
   Shape shape;
-  for (const auto& extent : extents) shape.push_back(size_at(extent, sizes));
+  for (const Extent& extent : extents) {
+    const auto* fixed = std::get_if<int64_t>(&extent);
+    const Size* size = size_of(extent);
+    shape.push_back(fixed  ? std::optional(*fixed)
+                    : size ? std::optional(size_at(*size, sizes.at(size->dimension)))
+                           : std::nullopt);
+  }
   return shape;
 }
 
@@ -221,7 +217,13 @@ void check_session(const Case& recorded, const std::unordered_map<std::string_vi
 
 }  // namespace
 
-void check_case(const Manifest& manifest, const Case& recorded, const std::vector<Place>& places) {
+void check_case(const Manifest& manifest, const Case& recorded, std::string_view content) {
+  std::vector<Place> places;
+  try {
+    places = safetensors::parse_header(content, content.size());
+  } catch (const std::invalid_argument& error) {
+    throw Error(errors::kCase, recorded.record + " is not a safetensors file: " + error.what());
+  }
   std::unordered_map<std::string_view, const Method*> methods;
   for (const Method& method : manifest.methods) methods.emplace(method.name, &method);
   Tensors tensors(recorded, places);
@@ -235,16 +237,6 @@ void check_case(const Manifest& manifest, const Case& recorded, const std::vecto
   tensors.check_empty();
 }
 
-void check_case(const Manifest& manifest, const Case& recorded, std::string_view content) {
-  std::vector<Place> places;
-  try {
-    places = safetensors::parse_header(content, content.size());
-  } catch (const std::invalid_argument& error) {
-    throw Error(errors::kCase, recorded.record + " is not a safetensors file: " + error.what());
-  }
-  check_case(manifest, recorded, places);
-}
-
 void check_cases(const Manifest& manifest) {
   distinct(manifest.cases, kRecord, "case");
   const auto expected = expected_of(manifest);
@@ -253,8 +245,7 @@ void check_cases(const Manifest& manifest) {
   Names state_dimensions;
   for (const StateTensor& one : manifest.state) {
     state.emplace(one.name, Result{one.dtype, &none});
-    const auto* rows = one.shape.empty() ? nullptr : std::get_if<Size>(one.shape.data());
-    if (rows) state_dimensions.insert(rows->dimension);
+    if (const Size* rows = rows_of(one)) state_dimensions.insert(rows->dimension);
   }
   for (const Case& recorded : manifest.cases) {
     const std::string what = "case " + shown(recorded.record);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "package/manifest.h"
@@ -13,6 +14,11 @@ inline constexpr int kMaxStructureDepth = 32;  // of containers within container
 
 // Checks a manifest without reading any record. ManifestConsistencyError names the faulty part.
 void check_consistency(const Manifest& manifest);
+
+// Checks that the content of a file is a safetensors file with exactly the tensors of a case's calls, with the dtypes
+// and shapes that the manifest gives them at the case's sizes (rule 14): CaseError. The manifest must have been
+// checked.
+void check_case(const Manifest& manifest, const Case& recorded, std::string_view content);
 
 // The libraries a target needs, in loading order. CPU libraries come first, because they define the operators.
 std::vector<const Library*> libraries_for(const std::vector<Library>& libraries, const Target& target);

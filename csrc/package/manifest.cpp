@@ -98,6 +98,12 @@ Extent extent(JsonReader& json) {
   return object(FIELD(Size, dimension, symbol), FIELD(Size, scale, scale), FIELD(Size, offset, integer))(json);
 }
 
+Extent extent_or_null(JsonReader& json) {
+  if (json.peek() != JsonReader::Kind::kNull) return extent(json);
+  json.null();
+  return std::monostate{};
+}
+
 constexpr auto gradient_of =
     object(FIELD(GradientOf, output, text), FIELD(GradientOf, input, text), FIELD(GradientOf, scale, number));
 
@@ -113,7 +119,7 @@ constexpr auto tensor_input =
 
 constexpr auto tensor_output =
     object(FIELD(TensorOutput, name, text), FIELD(TensorOutput, dtype, text),
-           FIELD(TensorOutput, shape, list(nullable(extent))), FIELD(TensorOutput, tolerance, output_tolerance));
+           FIELD(TensorOutput, shape, list(extent_or_null)), FIELD(TensorOutput, tolerance, output_tolerance));
 
 // The type may come last, after a nested tree as large as the manifest. So all fields are read in one pass, before the
 // type is known.
@@ -279,6 +285,20 @@ auto decode_part(std::string_view text, const Read& read) {
 }
 
 }  // namespace
+
+int64_t size_at(const Size& size, int64_t number) {
+  const __int128 exact = static_cast<__int128>(size.scale) * number + size.offset;
+  return static_cast<int64_t>(std::clamp<__int128>(exact, INT64_MIN, INT64_MAX));
+}
+
+std::vector<int64_t> shape_at(const std::vector<Extent>& shape, const std::map<std::string, int64_t>& sizes) {
+  std::vector<int64_t> found;
+  for (const Extent& extent : shape) {
+    const Size* size = size_of(extent);
+    found.push_back(size == nullptr ? std::get<int64_t>(extent) : size_at(*size, sizes.at(size->dimension)));
+  }
+  return found;
+}
 
 const Method* method_of(const Manifest& manifest, std::string_view name) {
   for (const Method& method : manifest.methods) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -38,7 +39,8 @@ struct Size {
   bool operator==(const Size&) const = default;
 };
 
-using Extent = std::variant<int64_t, Size>;
+// A number, or what varies with a dimension; nothing for an output's size that does not depend on one dimension alone.
+using Extent = std::variant<int64_t, Size, std::monostate>;
 
 // `scale` times the gradient of the sum of an output with respect to an input.
 struct GradientOf {
@@ -61,10 +63,10 @@ struct TensorInput {
   std::optional<OutputTolerance> written;
 };
 
-// A tensor that the compiled code returns. A size that does not depend on one dimension alone is absent.
+// A tensor that the compiled code returns.
 struct TensorOutput {
   std::string name, dtype;
-  std::vector<std::optional<Extent>> shape;
+  std::vector<Extent> shape;
   OutputTolerance tolerance;
 };
 
@@ -273,6 +275,17 @@ struct Manifest {
   Provenance provenance;
   std::vector<Record> records;
 };
+
+inline const Size* size_of(const Extent& extent) { return std::get_if<Size>(&extent); }
+// The rows of a state: its first size, if that varies; else null.
+inline const Size* rows_of(const StateTensor& state) {
+  return state.shape.empty() ? nullptr : size_of(state.shape.front());
+}
+// The value of a size if its dimension has this number. If it does not fit in an int64_t, the nearest int64_t, which no
+// tensor's size has.
+int64_t size_at(const Size& size, int64_t number);
+// An input's or a state's sizes where the dimensions have these numbers.
+std::vector<int64_t> shape_at(const std::vector<Extent>& shape, const std::map<std::string, int64_t>& sizes);
 
 // The method of this name, or null.
 const Method* method_of(const Manifest& manifest, std::string_view name);

@@ -19,10 +19,6 @@ constexpr uint64_t kMaxBytes = uint64_t{1} << 62;
 
 std::string named(const StateTensor& state) { return "state " + shown(state.name); }
 
-const Size* rows_of(const StateTensor& state) {
-  return state.shape.empty() ? nullptr : std::get_if<Size>(state.shape.data());
-}
-
 // The bytes of a state of this many rows, or of its own number of them. Capped above kMaxBytes, so that nothing
 // overflows.
 uint64_t bytes_with(const StateTensor& state, uint64_t rows) {
@@ -60,7 +56,7 @@ void check_shape(const StateTensor& state) {
   require(state.shape.size() <= kMaxRank, named(state), " has ", state.shape.size(), " sizes; at most ", kMaxRank,
           " are allowed");
   for (size_t axis = 0; axis < state.shape.size(); ++axis) {
-    const auto* size = std::get_if<Size>(&state.shape[axis]);
+    const Size* size = size_of(state.shape[axis]);
     if (!size) continue;
     require(axis == 0 && size->scale == 1 && size->offset == 0, named(state),
             " has a size that varies other than a dimension itself as the first size: ", size->scale, "*",

@@ -145,19 +145,6 @@ std::string text_of(const Extent& extent) {
   return json_text(std::get<Size>(extent).dimension);  // the state's sizes have scale 1 and offset 0
 }
 
-bool has_rows(const StateTensor& state) {
-  return !state.shape.empty() && std::holds_alternative<Size>(state.shape.front());
-}
-
-Shape shape_of(const StateTensor& state, const RowSizes& sizes) {
-  Shape shape;
-  for (const Extent& extent : state.shape) {
-    const auto* fixed = std::get_if<int64_t>(&extent);
-    shape.push_back(fixed ? *fixed : sizes.at(std::get<Size>(extent).dimension));
-  }
-  return shape;
-}
-
 // --- LoRA ----------------------------------------------------------------------------------------------------------
 
 // A name such as `layers.0.q_proj.lora_A.weight`.
@@ -178,7 +165,7 @@ std::optional<LoraName> lora_name(std::string_view name) {
 [[noreturn]] void refuse_other_kind(const StateFile& file, const StateTensor& state, const Place& place,
                                     const RowSizes& sizes) {
   refuse(file.path + ": " + printable(place.name) + " is " + kind(place.dtype, place.shape) + "; the session's is " +
-             kind(state.dtype, shape_of(state, sizes)),
+             kind(state.dtype, shape_at(state.shape, sizes)),
          lora_name(state.name) ? "An adapter may have a smaller rank than the exported one, and another floating dtype."
                                : "A session takes the state of one with the same sizes.");
 }
@@ -285,9 +272,9 @@ class Names {
 // The shape after padding with zeros; nothing if the tensor does not fit. PEFT's adapters have no rows.
 std::optional<Shape> padded(const StateTensor& state, const RowSizes& sizes, const Place& place,
                             const std::optional<LoraName>& lora, bool own) {
-  Shape shape = shape_of(state, sizes);
-  if (has_rows(state) && ((lora && !own) || place.shape.size() + 1 == shape.size())) shape.erase(shape.begin());
-  const size_t rows = has_rows(state) && shape.size() == state.shape.size();
+  Shape shape = shape_at(state.shape, sizes);
+  if (rows_of(state) && ((lora && !own) || place.shape.size() + 1 == shape.size())) shape.erase(shape.begin());
+  const size_t rows = rows_of(state) && shape.size() == state.shape.size();
   if (place.shape.size() != shape.size()) return std::nullopt;
   for (size_t axis = 0; axis < shape.size(); ++axis) {
     const bool rank = lora && axis == rows + (lora->second ? 1 : 0);
@@ -325,7 +312,7 @@ std::vector<StateValue> match_whole_state(const Manifest& manifest, const RowSiz
     const auto node = given.extract(state.name);
     if (node.empty()) refuse(file.path + " has no tensor " + state.name);
     const Place& place = *node.mapped();
-    const Shape shape = shape_of(state, sizes);
+    const Shape shape = shape_at(state.shape, sizes);
     if (place.dtype != state.dtype || place.shape != shape) refuse_other_kind(file, state, place, sizes);
     values.push_back({i, &place, 1, shape});
   }
@@ -359,11 +346,11 @@ std::vector<StateValue> match_part_of_state(const Manifest& manifest, const RowS
   }
   for (size_t i = 0; adapter.any() && i < manifest.state.size(); ++i) {
     if (lora_name(manifest.state[i].name))
-      values.emplace(i, StateValue{i, nullptr, 1, shape_of(manifest.state[i], rows)});
+      values.emplace(i, StateValue{i, nullptr, 1, shape_at(manifest.state[i].shape, rows)});
   }
   std::vector<StateValue> ordered;
   for (auto& [index, value] : values) {
-    if (one_row && !has_rows(manifest.state[index])) {
+    if (one_row && !rows_of(manifest.state[index])) {
       refuse(manifest.state[index].name + " has no rows, so that one row of it cannot be set", "Leave out `row`.");
     }
     ordered.push_back(std::move(value));

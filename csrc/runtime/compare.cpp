@@ -12,7 +12,6 @@
 #include <span>
 
 #include "package/accuracy.h"
-#include "package/case_tensors.h"
 #include "package/consistency.h"
 #include "package/safetensors.h"
 #include "package/text.h"
@@ -234,14 +233,27 @@ std::string add(const std::string& name, const at::Tensor& expected, const at::T
   return {};
 }
 
-using Tensors = std::map<std::string, at::Tensor>;
-
 // What the metadata of a case's file say of its inputs. A stranger's file may say anything.
 std::string edge_case_in(const std::string& content) {
   constexpr size_t kLongest = 1000;
   const safetensors::Metadata metadata = safetensors::parse_metadata(content);
   const auto said = metadata.find("edge_case");
   return said == metadata.end() || said->second.size() > kLongest ? "" : said->second;
+}
+
+// What a call gives: its outputs, then what it writes, as `written.<input>`. And a session's state as results.
+std::vector<TensorOutput> results_of(const Call& call) {
+  std::vector<TensorOutput> results = call.outputs;
+  for (const TensorInput& input : call.inputs) {
+    if (input.written) results.push_back({written_name(input), input.dtype, {}, *input.written});
+  }
+  return results;
+}
+
+std::vector<TensorOutput> results_of(const std::vector<StateTensor>& state) {
+  std::vector<TensorOutput> results;
+  for (const StateTensor& tensor : state) results.push_back({tensor.name, tensor.dtype, {}, tensor.tolerance});
+  return results;
 }
 
 // The references of a call's or a state's results: `key` gives a result's place in the record.
@@ -279,22 +291,7 @@ RecordedCall read_call(const Tensors& tensors, const Call& call, const CaseCall&
 
 }  // namespace
 
-std::vector<TensorOutput> results_of(const Call& call) {
-  std::vector<TensorOutput> results = call.outputs;
-  for (const TensorInput& input : call.inputs) {
-    if (input.written) results.push_back({written_name(input), input.dtype, {}, *input.written});
-  }
-  return results;
-}
-
-std::vector<TensorOutput> results_of(const std::vector<StateTensor>& state) {
-  std::vector<TensorOutput> results;
-  for (const StateTensor& tensor : state) results.push_back({tensor.name, tensor.dtype, {}, tensor.tolerance});
-  return results;
-}
-
-Comparison::Comparison(const Manifest& manifest)
-    : methods_(by_name(manifest.methods)), state_(results_of(manifest.state)) {
+Comparison::Comparison(const Manifest& manifest) : manifest_(manifest) {
   for (const Case& recorded : manifest.cases) {
     for (const CaseCall& call : recorded.calls) keep_greatest(accuracy_[call.method], call.accuracy);
     keep_greatest(state_accuracy_, recorded.state_accuracy);
@@ -302,7 +299,7 @@ Comparison::Comparison(const Manifest& manifest)
 }
 
 CallReport Comparison::compare(const RecordedCall& recorded, const std::vector<at::Tensor>& outputs) const {
-  const Call& call = methods_.at(recorded.method)->call;
+  const Call& call = method_of(manifest_, recorded.method)->call;
   CallReport report{recorded.method, recorded.sizes, {}, {}};
   if (outputs.size() != call.outputs.size()) {
     report.problem = "the call returned " + std::to_string(outputs.size()) + " tensors; the manifest lists " +
@@ -329,7 +326,7 @@ std::vector<OutputReport> Comparison::compare_state(
   Tensors given, eager;
   for (const auto& [name, tensor] : state) given.emplace(name, tensor.detach().cpu());
   for (const auto& [name, tensor] : recorded.state) eager.emplace(name, tensor.detach().cpu());
-  return compare_all(state_, {eager, recorded.state_references, state_accuracy_}, given);
+  return compare_all(results_of(manifest_.state), {eager, recorded.state_references, state_accuracy_}, given);
 }
 
 bool OutputReport::ok() const {
@@ -362,14 +359,13 @@ bool CaseReport::ok() const {
 RecordedCase read_case(const PackageReader& reader, size_t index, c10::Device device) {
   const Manifest& manifest = reader.manifest();
   const Case& recorded = manifest.cases.at(index);
-  const auto methods = by_name(manifest.methods);
   const std::string content = reader.read(recorded.record);
   check_case(manifest, recorded, content);  // each tensor that the manifest speaks of is there
   const Tensors tensors = parse_tensors(content);
   RecordedCase read;
   read.edge_case = edge_case_in(content);
   for (const CaseCall& call : recorded.calls) {
-    const Call& described = methods.at(call.method)->call;
+    const Call& described = method_of(manifest, call.method)->call;
     read.calls.push_back(read_call(tensors, described, call, read.calls.size(), device));
   }
   if (!tensors.contains("state.0")) return read;

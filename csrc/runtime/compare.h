@@ -3,7 +3,6 @@
 
 #include <map>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -14,13 +13,10 @@
 
 namespace exportkit {
 
-// What a call gives: its outputs, then what it writes, as `written.<input>`. And a session's state as results.
-std::vector<TensorOutput> results_of(const Call& call);
-std::vector<TensorOutput> results_of(const std::vector<StateTensor>& state);
-
 // FORMAT.md has the rule, under "Verdicts".
 class Comparison {
  public:
+  // `manifest` must outlive this object.
   explicit Comparison(const Manifest& manifest);
 
   // Compares a call's outputs, and the recorded inputs that it has written, with what was recorded.
@@ -30,8 +26,7 @@ class Comparison {
                                           const std::vector<std::pair<std::string, at::Tensor>>& state) const;
 
  private:
-  const std::map<std::string_view, const Method*> methods_;
-  const std::vector<TensorOutput> state_;
+  const Manifest& manifest_;
   std::map<std::string, std::map<std::string, Accuracy>> accuracy_;  // eager's, by method and result
   std::map<std::string, Accuracy> state_accuracy_;
 };

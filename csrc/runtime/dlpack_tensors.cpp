@@ -10,7 +10,6 @@
 #include "exportkit/runtime.h"
 #include "package/errors.h"
 #include "package/text.h"
-#include "runtime/dtypes.h"
 #include "runtime/inputs.h"
 
 namespace exportkit {

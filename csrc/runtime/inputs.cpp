@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "package/text.h"
-#include "runtime/dtypes.h"
+#include "runtime/dlpack_tensors.h"
 #include "runtime/overlaps.h"
 
 namespace exportkit {
@@ -226,11 +226,6 @@ std::string expression(const Size& size) {
   if (size.offset == 0) return scaled;
   const std::string offset = std::to_string(size.offset);
   return scaled + (size.offset > 0 ? "+" : "") + offset;
-}
-
-int64_t size_at(const Size& size, int64_t number) {
-  const __int128 exact = static_cast<__int128>(size.scale) * number + size.offset;
-  return static_cast<int64_t>(std::clamp<__int128>(exact, INT64_MIN, INT64_MAX));
 }
 
 }  // namespace exportkit

@@ -95,8 +95,4 @@ std::string describe(const at::Tensor& tensor);
 // Such as "16*gh + 2".
 std::string expression(const Size& size);
 
-// The value of a size if its dimension has this number. If it does not fit in an int64_t, the nearest int64_t, which no
-// tensor's size has.
-int64_t size_at(const Size& size, int64_t number);
-
 }  // namespace exportkit

@@ -15,9 +15,6 @@ namespace exportkit {
 
 using Sizes = std::map<std::string, int64_t>;  // the number of each dimension
 
-// The manifest's methods by name.
-std::map<std::string_view, const Method*> by_name(const std::vector<Method>& methods);
-
 std::vector<MethodInfo> describe_methods(const Manifest& manifest);
 std::vector<TensorInfo> describe_state(const Manifest& manifest);
 // The dimensions of the state's sizes, in the order in which they appear there.
@@ -29,9 +26,6 @@ std::string names_of(const std::vector<MethodInfo>& methods);
 // UsageError if one of the dimensions is not given or is out of its range, or another one is given. `whose` says who
 // has these dimensions, such as "the method decode".
 void check_sizes(const std::vector<DimensionRange>& dimensions, const Sizes& given, const std::string& whose);
-
-// A tensor's sizes where the dimensions have these numbers.
-std::vector<int64_t> shape_at(const std::vector<Extent>& shape, const Sizes& sizes);
 
 // Inputs with checked sizes, and any values.
 std::vector<at::Tensor> inputs_of(const Call& call, const Sizes& sizes, at::Device device);

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "package/case_tensors.h"
+#include "package/consistency.h"
 #include "package/container.h"
 #include "package/digests.h"
 #include "package/errors.h"
