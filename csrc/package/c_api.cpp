@@ -54,14 +54,6 @@ int note_failure() {
   }
 }
 
-const ek_error* last_error() { return &last_call().error; }
-
-ek_text taken_warnings() {
-  LastCall& own = last_call();
-  own.text = json_list(std::exchange(own.warnings, {}), json_text);
-  return view(own.text);
-}
-
 void warn(const std::string& warning) { last_call().warnings.push_back(warning); }
 
 void answer(ek_text* out, std::string text) {
@@ -100,9 +92,13 @@ extern "C" {
 
 int ek_abi_version(void) { return 4; }
 
-const ek_error* ek_last_error(void) { return exportkit::c_api::last_error(); }
+const ek_error* ek_last_error(void) { return &exportkit::c_api::last_call().error; }
 
-ek_text ek_take_warnings(void) { return exportkit::c_api::taken_warnings(); }
+ek_text ek_take_warnings(void) {
+  auto& own = exportkit::c_api::last_call();
+  own.text = exportkit::json_list(std::exchange(own.warnings, {}), exportkit::json_text);
+  return exportkit::c_api::view(own.text);
+}
 
 void ek_before_fork(void) { exportkit::before_fork(); }
 

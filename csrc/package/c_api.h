@@ -33,10 +33,7 @@ int guarded(const F& work) noexcept {
   }
 }
 
-const ek_error* last_error();
-
-// The warnings for ek_take_warnings, which are then cleared.
-ek_text taken_warnings();
+// A warning for ek_take_warnings.
 void warn(const std::string& warning);
 // Stores a text until this thread's next call.
 void answer(ek_text* out, std::string text);

@@ -1,29 +1,20 @@
-// The functions of package.h for checks without a package, for the cache, and for writing.
+// The functions of package.h for checks without a package, and for other files.
 #include <iterator>
-#include <new>
-#include <optional>
 #include <sstream>
 
 #include "package/accuracy.h"
 #include "package/c_api.h"
-#include "package/cache.h"
 #include "package/consistency.h"
 #include "package/json_fields.h"
 #include "package/json_text.h"
-#include "package/prune.h"
 #include "package/signature.h"
 #include "package/state_files.h"
 #include "package/targets.h"
 #include "package/text.h"
 #include "package/trust_records.h"
-#include "package/writer.h"
 
 using namespace exportkit;
 using namespace exportkit::c_api;
-
-struct ek_writer {
-  PackageWriter writer;
-};
 
 struct ek_folder {
   TemporaryFolder folder;
@@ -55,35 +46,6 @@ extern "C" {
 
 int ek_cache_directory(ek_text* path) {
   return guarded([&] { answer(path, cache_directory().string()); });
-}
-
-int ek_limit_compiled(int64_t max_bytes) {
-  return guarded([&] {
-    PruneLimits limits;
-    limits.max_bytes = max_bytes;
-    limits.kind = kCompiled;
-    cache_items(cache_directory(), limits);
-  });
-}
-
-int ek_cache_items(const char* temporary, const ek_prune_limits* limits, ek_text* items) {
-  return guarded([&] {
-    std::optional<PruneLimits> wanted;
-    if (limits != nullptr) {
-      wanted.emplace();
-      if (limits->max_bytes != nullptr) wanted->max_bytes = *limits->max_bytes;
-      if (limits->unused_for != nullptr) wanted->unused_for = *limits->unused_for;
-      wanted->everything = limits->everything != 0;
-    }
-    answer(items, json_list(cache_items(temporary, wanted), [](const CacheItem& item) {
-             return json_object({{"kind", json_text(item.kind)},
-                                 {"path", json_text(item.path.string())},
-                                 {"size", std::to_string(item.size)},
-                                 {"used", std::to_string(item.used)},
-                                 {"in_use", json_bool(item.in_use)},
-                                 {"removed", json_bool(item.removed)}});
-           }));
-  });
 }
 
 // --- targets ---------------------------------------------------------------------------------------------------------
@@ -219,47 +181,6 @@ int ek_allowed_error(const ek_accuracy* eager, const char* dtype, ek_accuracy* a
     *allowed = {found.rms, found.greatest};
   });
 }
-
-// --- writing ---------------------------------------------------------------------------------------------------------
-
-ek_writer* ek_writer_new(void) { return new (std::nothrow) ek_writer; }
-
-int ek_writer_add_bytes(ek_writer* writer, const char* name, const void* data, size_t size) {
-  return guarded([&] {
-    const std::string_view content(static_cast<const char*>(data), size);
-    writer->writer.add(name, [content](const PackageWriter::Sink& sink) { sink(content); });
-  });
-}
-
-int ek_writer_add_file(ek_writer* writer, const char* name, const char* path) {
-  return guarded([&] { writer->writer.add(name, file_content(path)); });
-}
-
-int ek_writer_add_record(ek_writer* writer, const char* name, const ek_package* package, const char* record) {
-  return guarded([&] {
-    const PackageReader& reader = package->reader;
-    reader.record(record);
-    writer->writer.add(name, [&reader, record = std::string(record)](const PackageWriter::Sink& sink) {
-      reader.blocks(record, sink);
-    });
-  });
-}
-
-int ek_writer_records(ek_writer* writer, ek_text* records) {
-  return guarded([&] {
-    answer(records, json_list(writer->writer.records(), [](const Record& record) {
-             return json_object({{"name", json_text(record.name)},
-                                 {"size", std::to_string(record.size)},
-                                 {"sha256", json_text(record.sha256)}});
-           }));
-  });
-}
-
-int ek_writer_finish(ek_writer* writer, const char* path, const char* manifest, size_t size) {
-  return guarded([&] { writer->writer.finish(path, std::string(manifest, size)); });
-}
-
-void ek_writer_close(ek_writer* writer) { delete writer; }
 
 // --- other files -----------------------------------------------------------------------------------------------------
 

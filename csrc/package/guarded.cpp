@@ -69,6 +69,13 @@ const char* others_may_rename_in(const struct stat& folder) {
   return nullptr;
 }
 
+// --- small files -----------------------------------------------------------------------------------------------------
+
+void check_guarded(const std::filesystem::path& path, const struct stat& status) {
+  if (const char* reason = others_may_change(status)) throw std::invalid_argument(reason);
+  if (const std::string reason = follow(path).reason; !reason.empty()) throw std::invalid_argument(reason);
+}
+
 }  // namespace
 
 const char* others_may_change(const struct stat& status) {
@@ -131,17 +138,6 @@ std::filesystem::path user_folder(const char* variable, const char* in_home) {
   }
   return std::filesystem::path(home) / in_home / "exportkit";
 }
-
-// --- small files -----------------------------------------------------------------------------------------------------
-
-namespace {
-
-void check_guarded(const std::filesystem::path& path, const struct stat& status) {
-  if (const char* reason = others_may_change(status)) throw std::invalid_argument(reason);
-  if (const std::string reason = follow(path).reason; !reason.empty()) throw std::invalid_argument(reason);
-}
-
-}  // namespace
 
 std::optional<std::string> read_limited(const std::filesystem::path& path, bool guarded, size_t most) {
   // Non-blocking, or a FIFO would wait for a writer.

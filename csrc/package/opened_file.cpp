@@ -103,8 +103,6 @@ std::string small_file(const fs::path& path, size_t most = kMaxBytes) {
   return *content;
 }
 
-using Members = std::map<std::string_view, std::function<void()>>;
-
 // Reads an object of a file that must have these keys.
 void read_json(const fs::path& path, const std::string& text, const std::function<Members(JsonReader&)>& members) {
   try {

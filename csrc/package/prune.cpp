@@ -1,5 +1,4 @@
-#include "package/prune.h"
-
+// Lists and prunes the cache while models may be running. exportkit/runtime/cache has the layout.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
@@ -10,11 +9,14 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "package/atomic.h"
+#include "package/c_api.h"
 #include "package/cache.h"
-#include "package/errors.h"
+#include "package/json_text.h"
 #include "package/trust_records.h"
 
 namespace exportkit {
@@ -23,6 +25,18 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kTemporaryPrefix = "exportkit-";  // of exportkit's folders in the temporary directory
+
+// Something in the cache, or a leftover.
+struct CacheItem {
+  // "library" or "target" (unpacked), "compiled" (by an export), "package" (its record), or "leftover" of a killed
+  // process
+  std::string kind;
+  fs::path path;
+  int64_t size;  // in bytes
+  double used;   // the time of the last use, in seconds since 1970
+  bool in_use;   // whether a process uses or writes it now
+  bool removed = false;
+};
 
 // An item, and its path below a folder that is kept open, so that nobody can replace the folder.
 struct Found {
@@ -177,13 +191,15 @@ double now() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
 }
 
-}  // namespace
-
-std::vector<CacheItem> cache_items(const fs::path& temporary, const std::optional<PruneLimits>& limits) {
+// Lists the cache, and leftovers in a directory for temporary files, least recently used first. With limits, removes
+// the items that exceed them, but none in use. Of a limit of bytes, records of packages stay: they are small, and
+// without its record a large package is hashed again. With a kind, only items of that kind count and are removed.
+// Creates nothing, follows no links, and ignores names that the cache does not use. CacheError: another user can change
+// the cache; nothing was removed.
+std::vector<CacheItem> cache_items(const fs::path& temporary, const ek_prune_limits* limits,
+                                   std::string_view kind = {}) {
   Survey survey(temporary);
-  if (limits && !limits->kind.empty()) {
-    std::erase_if(survey.found, [&](const Found& found) { return found.item.kind != limits->kind; });
-  }
+  std::erase_if(survey.found, [&](const Found& found) { return !kind.empty() && found.item.kind != kind; });
   int64_t total = 0;
   for (const Found& found : survey.found) total += found.item.size;
   std::vector<CacheItem> items;
@@ -201,4 +217,31 @@ std::vector<CacheItem> cache_items(const fs::path& temporary, const std::optiona
   return items;
 }
 
+}  // namespace
 }  // namespace exportkit
+
+using namespace exportkit;
+using namespace exportkit::c_api;
+
+extern "C" {
+
+int ek_limit_compiled(int64_t max_bytes) {
+  return guarded([&] {
+    const ek_prune_limits limits{&max_bytes, nullptr, 0};
+    cache_items(cache_directory(), &limits, kCompiled);
+  });
+}
+
+int ek_cache_items(const char* temporary, const ek_prune_limits* limits, ek_text* items) {
+  return guarded([&] {
+    answer(items, json_list(cache_items(temporary, limits), [](const CacheItem& item) {
+             return json_object({{"kind", json_text(item.kind)},
+                                 {"path", json_text(item.path.string())},
+                                 {"size", std::to_string(item.size)},
+                                 {"used", std::to_string(item.used)},
+                                 {"in_use", json_bool(item.in_use)},
+                                 {"removed", json_bool(item.removed)}});
+           }));
+  });
+}
+}

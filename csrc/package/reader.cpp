@@ -20,6 +20,8 @@ namespace exportkit {
 
 namespace {
 
+constexpr const char* kDamaged = "The package was changed or damaged after it was written. Get it again.";
+
 int64_t nanoseconds(const timespec& time) { return time.tv_sec * 1'000'000'000 + time.tv_nsec; }
 
 void check_has_manifest(const std::vector<Header>& headers) {
@@ -57,10 +59,37 @@ std::string read_manifest(int fd, const Entry& entry) {
   std::string text = read_at(fd, entry.data_offset, entry.size);
   if (crc32(0, text.data(), text.size()) != entry.crc32) {
     throw Error(errors::kDigestMismatch,
-                std::string(kManifestName) + " has a CRC-32 that differs from the archive's directory",
-                "The package was changed or damaged after it was written. Get it again.");
+                std::string(kManifestName) + " has a CRC-32 that differs from the archive's directory", kDamaged);
   }
   return text;
+}
+
+// --- the rules of records --------------------------------------------------------------------------------------------
+
+constexpr size_t kMaxNameLength = 512;
+
+bool is_part(std::string_view part) {
+  const auto allowed = [](char c) {
+    return is_alnum(c) || std::string_view("_.+=@-").find(c) != std::string_view::npos;
+  };
+  return std::all_of(part.begin(), part.end(), allowed) && part.find_first_not_of('.') != std::string_view::npos;
+}
+
+bool is_safe(std::string_view name) {
+  if (name.size() > kMaxNameLength) return false;
+  for (;;) {
+    const size_t slash = name.find('/');
+    if (!is_part(name.substr(0, slash))) return false;
+    if (slash == std::string_view::npos) return true;
+    name.remove_prefix(slash + 1);
+  }
+}
+
+std::string some(const std::vector<std::string_view>& names) {
+  constexpr size_t kShown = 5;
+  std::string out;
+  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) out += (i ? ", " : "") + shown(names[i]);
+  return out + (names.size() > kShown ? " and " + std::to_string(names.size() - kShown) + " more" : "");
 }
 
 }  // namespace
@@ -115,38 +144,6 @@ const std::string& PackageFile::sha256() const {
   });
   return sha256_;
 }
-
-// --- the rules of records --------------------------------------------------------------------------------------------
-
-namespace {
-
-constexpr size_t kMaxNameLength = 512;
-
-bool is_part(std::string_view part) {
-  const auto allowed = [](char c) {
-    return is_alnum(c) || std::string_view("_.+=@-").find(c) != std::string_view::npos;
-  };
-  return std::all_of(part.begin(), part.end(), allowed) && part.find_first_not_of('.') != std::string_view::npos;
-}
-
-bool is_safe(std::string_view name) {
-  if (name.size() > kMaxNameLength) return false;
-  for (;;) {
-    const size_t slash = name.find('/');
-    if (!is_part(name.substr(0, slash))) return false;
-    if (slash == std::string_view::npos) return true;
-    name.remove_prefix(slash + 1);
-  }
-}
-
-std::string some(const std::vector<std::string_view>& names) {
-  constexpr size_t kShown = 5;
-  std::string out;
-  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) out += (i ? ", " : "") + shown(names[i]);
-  return out + (names.size() > kShown ? " and " + std::to_string(names.size() - kShown) + " more" : "");
-}
-
-}  // namespace
 
 void check_record_names(const std::vector<std::string_view>& names) {
   std::unordered_set<std::string_view> seen;
@@ -209,12 +206,6 @@ void check_listed(const std::vector<Record>& records, std::span<const Entry> ent
     }
   }
 }
-
-namespace {
-
-constexpr const char* kDamaged = "The package was changed or damaged after it was written. Get it again.";
-
-}  // namespace
 
 PackageReader::PackageReader(OpenedFile file, const SignatureRequest* request)
     : PackageFile(std::move(file)),

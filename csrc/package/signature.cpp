@@ -59,51 +59,7 @@ void check_version(JsonReader json, const std::string& name) {
   }
 }
 
-}  // namespace
-
-Signatures decode_signatures(std::string_view content, const std::string& name) {
-  try {
-    JsonReader json = JsonReader::checked(content, kMaxDepth);
-    check_version(json, name);
-    return read_signatures(json, name);
-  } catch (const JsonError& error) {
-    throw Error(errors::kSignature, "the signature file " + name + " does not follow FORMAT.md: " + error.what());
-  }
-}
-
-std::optional<std::string> read_signatures(const std::filesystem::path& path) {
-  std::optional<std::string> content = read_signature_file(path);
-  if (content) decode_signatures(*content, path.filename().string());
-  return content;
-}
-
-const PublicKey* signer(const Signatures& signatures, const std::string& manifest_sha256,
-                        const std::vector<PublicKey>& keys, const std::string& name) {
-  if (signatures.manifest_sha256 != manifest_sha256) {
-    throw Error(errors::kSignature,
-                name + " signs another package: its manifest has sha256 " + signatures.manifest_sha256 +
-                    ", this package's manifest has " + manifest_sha256,
-                "The package was changed or replaced after it was signed, or the signature belongs to another build.");
-  }
-  const std::string statement = "exportkit package signature 1\nmanifest-sha256 " + signatures.manifest_sha256 +
-                                "\nfile-sha256 " + signatures.file_sha256 + "\n";
-  const PublicKey* present = nullptr;
-  for (const PublicKey& key : keys) {
-    const auto given = std::find_if(signatures.signatures.begin(), signatures.signatures.end(),
-                                    [&](const Signature& signature) { return signature.key_id == key.id; });
-    if (given == signatures.signatures.end()) continue;
-    if (key.verifies(given->bytes, statement)) return &key;
-    if (present == nullptr) present = &key;
-  }
-  if (present == nullptr) return nullptr;
-  throw Error(errors::kSignature,
-              name + ": the signature by key " + present->id + " (" + present->source + ") is not valid",
-              "The signature file was changed after it was written. Get it again.");
-}
-
 // --- OpenSSF model signing -------------------------------------------------------------------------------------------
-
-namespace {
 
 constexpr int kBundleDepth = 16;  // of brackets; model signing nests 5
 constexpr std::string_view kBundle = "application/vnd.dev.sigstore.bundle.v0.3+json";
@@ -147,6 +103,46 @@ std::string pre_authentication(const std::string& payload) {
 }
 
 }  // namespace
+
+Signatures decode_signatures(std::string_view content, const std::string& name) {
+  try {
+    JsonReader json = JsonReader::checked(content, kMaxDepth);
+    check_version(json, name);
+    return read_signatures(json, name);
+  } catch (const JsonError& error) {
+    throw Error(errors::kSignature, "the signature file " + name + " does not follow FORMAT.md: " + error.what());
+  }
+}
+
+std::optional<std::string> read_signatures(const std::filesystem::path& path) {
+  std::optional<std::string> content = read_signature_file(path);
+  if (content) decode_signatures(*content, path.filename().string());
+  return content;
+}
+
+const PublicKey* signer(const Signatures& signatures, const std::string& manifest_sha256,
+                        const std::vector<PublicKey>& keys, const std::string& name) {
+  if (signatures.manifest_sha256 != manifest_sha256) {
+    throw Error(errors::kSignature,
+                name + " signs another package: its manifest has sha256 " + signatures.manifest_sha256 +
+                    ", this package's manifest has " + manifest_sha256,
+                "The package was changed or replaced after it was signed, or the signature belongs to another build.");
+  }
+  const std::string statement = "exportkit package signature 1\nmanifest-sha256 " + signatures.manifest_sha256 +
+                                "\nfile-sha256 " + signatures.file_sha256 + "\n";
+  const PublicKey* present = nullptr;
+  for (const PublicKey& key : keys) {
+    const auto given = std::find_if(signatures.signatures.begin(), signatures.signatures.end(),
+                                    [&](const Signature& signature) { return signature.key_id == key.id; });
+    if (given == signatures.signatures.end()) continue;
+    if (key.verifies(given->bytes, statement)) return &key;
+    if (present == nullptr) present = &key;
+  }
+  if (present == nullptr) return nullptr;
+  throw Error(errors::kSignature,
+              name + ": the signature by key " + present->id + " (" + present->source + ") is not valid",
+              "The signature file was changed after it was written. Get it again.");
+}
 
 Bundle decode_bundle(std::string_view content, const std::string& name) {
   Bundle bundle;

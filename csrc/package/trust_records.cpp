@@ -122,26 +122,14 @@ std::optional<fs::path> record_path(const struct stat& status) {
   }
 }
 
-// The packages that this process has verified. Never destroyed, because threads may outlive static objects.
-class VerifiedHere {
- public:
-  bool contains(const FileState& state, const std::string& manifest_sha256) {
-    const std::lock_guard lock(mutex_);
-    return packages_.contains({state, manifest_sha256});
-  }
-  void add(const FileState& state, const std::string& manifest_sha256) {
-    const std::lock_guard lock(mutex_);
-    packages_.emplace(state, manifest_sha256);
-  }
-
- private:
-  std::mutex mutex_;
-  std::set<std::pair<FileState, std::string>> packages_;
-};
-
-VerifiedHere& verified_here() {
-  static auto& only = *new VerifiedHere;
-  return only;
+// Whether this process has verified a package, or has done so `now`.
+bool verified_here(const FileState& state, const std::string& manifest_sha256, bool now = false) {
+  // Never destroyed, because threads may outlive static objects.
+  static auto& mutex = *new std::mutex;
+  static auto& packages = *new std::set<std::pair<FileState, std::string>>;
+  const std::lock_guard lock(mutex);
+  if (now) packages.emplace(state, manifest_sha256);
+  return packages.contains({state, manifest_sha256});
 }
 
 // The path without links. Replacing one later cannot redirect the dynamic linker.
@@ -205,7 +193,7 @@ bool verify_once(const PackageReader& reader, bool always) {
   const bool demanded = !reader.signers().empty();
   const std::optional<fs::path> path = record_path(status);
   const bool known =
-      demanded ? verified_here().contains(state, reader.manifest_sha256()) : path && is_known(reader, status, *path);
+      demanded ? verified_here(state, reader.manifest_sha256()) : path && is_known(reader, status, *path);
   if (known && !always && !others_may_change(status)) {
     if (path) touch(*path);
     return false;
@@ -215,7 +203,7 @@ bool verify_once(const PackageReader& reader, bool always) {
   if (state != FileState::of(reader.status()) || others_may_change(status) || state.changed_ns() + kMargin > started) {
     return true;
   }
-  verified_here().add(state, reader.manifest_sha256());
+  verified_here(state, reader.manifest_sha256(), /*now=*/true);
   if (path) {
     write_record(*path, [&](int) {
       return "{\"checked_ns\":" + std::to_string(started) + ",\"manifest_sha256\":\"" + reader.manifest_sha256() +
