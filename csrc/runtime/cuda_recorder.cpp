@@ -21,9 +21,8 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/cuda_copies.h"
 #include "runtime/cuda_driver.h"
-#include "runtime/cuda_uses.h"
+#include "runtime/cuda_nodes.h"
 #include "runtime/streams.h"
 
 namespace at::cuda {

@@ -1,4 +1,4 @@
-// csrc/runtime/cuda_uses.cpp, cuda_copies.cpp and check_nodes over a driver that only remembers what it is told. Tries
+// csrc/runtime/cuda_nodes.cpp over a driver that only remembers what it is told. Tries
 // random graphs from the seeds `argv[1]` to `argv[2]`, prints what is wrong, and ends with 1 if anything is.
 #include <cstdlib>
 #include <cstring>
@@ -9,8 +9,7 @@
 #include <random>
 #include <string>
 
-#include "runtime/cuda_copies.h"
-#include "runtime/cuda_uses.h"
+#include "runtime/cuda_nodes.h"
 
 // There is no driver: each of its functions that is called has another in its place.
 void* exportkit::driver_function(const char*) {

@@ -33,11 +33,11 @@ def program(path: Path, *sources: Path, flags: Sequence[str | Path] = ("-O1",)) 
 @functools.cache
 def operators() -> Any:
     """Compiles and loads it."""
-    sources = [Path(__file__).with_name("graphs_on_cpu.cpp"), RUNTIME / "graphs.cpp", RUNTIME / "graph_memory.cpp"]
+    sources = [Path(__file__).with_name("graphs_on_cpu.cpp"), RUNTIME / "graphs.cpp"]
     sources += [ROOT / "csrc/package/text.cpp", ROOT / "csrc/package/json_text.cpp"]
     command = ["g++", "-std=c++20", "-O0", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", *INCLUDES, *sources]
     command += [f"-L{TORCH / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10", "-Wl,--as-needed"]
-    headers = [RUNTIME / f"{name}.h" for name in ("graphs", "graph_memory", "recorder")]
+    headers = [RUNTIME / f"{name}.h" for name in ("graphs", "recorder")]
     content = [repr((torch.__version__, command)).encode(), *(file.read_bytes() for file in [*sources, *headers])]
     key = hashlib.sha256(b"".join(content)).hexdigest()[:16]
     load_library(compile_once(tiny.CACHE / f"graphs-{key}" / "libgraphs_on_cpu.so", command))

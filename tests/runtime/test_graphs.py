@@ -200,8 +200,7 @@ def test_the_number_of_sizes_that_are_counted_is_bounded(model: Any) -> None:
 
 def test_arguments_that_point_to_inputs_are_found_and_set(tmp_path: Path) -> None:
     """In random graphs, over a driver that remembers what it is told (graph_nodes_on_cpu.cpp)."""
-    parts = ("cuda_uses", "cuda_copies", "cuda_graph_driver")
-    sources = [Path(__file__).with_name("graph_nodes_on_cpu.cpp"), *(RUNTIME / f"{part}.cpp" for part in parts)]
+    sources = [Path(__file__).with_name("graph_nodes_on_cpu.cpp"), RUNTIME / "cuda_nodes.cpp"]
     built = program(tmp_path / "graph_nodes", *sources)
     ran = subprocess.run([built, "0", "3000"], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
@@ -235,7 +234,7 @@ def test_the_recorder_of_cuda_compiles(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="there is no ptxas")
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
 def test_the_kernel_that_copies_is_assembled(tmp_path: Path, architecture: str) -> None:
-    _, _, rest = (RUNTIME / "cuda_copies.cpp").read_text().partition('R"(')
+    _, _, rest = (RUNTIME / "cuda_nodes.cpp").read_text().partition('R"(')
     kernel = tmp_path / "copies.ptx"
     kernel.write_text(rest.partition(')";')[0])
     subprocess.run(["ptxas", f"-arch={architecture}", kernel, "-o", tmp_path / "copies.cubin"], check=True)
