@@ -137,7 +137,7 @@ int exportkit_run_method(exportkit_model model, const char* method, const DLTens
   Results results(outputs, output_count);
   return attempt(error, [&] {
     const std::shared_ptr<OpenModel> open = find_model(model);
-    run_for(open->model, open->model, method, inputs, input_count, results, output_count, options);
+    run_for(open->model, nullptr, method, inputs, input_count, results, output_count, options);
   });
 }
 
@@ -145,7 +145,7 @@ int exportkit_synchronize(exportkit_model model, const exportkit_run_options* op
                           exportkit_error** error) noexcept {
   return attempt(error, [&] {
     const std::shared_ptr<OpenModel> open = find_model(model);
-    const RequestedRun on_its_stream(open->model, open->model.methods().front(), options);
+    const OnStream on_its_stream(open->model, run_options(options));
     open->model.synchronize();
   });
 }

@@ -7,6 +7,7 @@
 
 #include "runtime/handles.h"
 #include "runtime/inputs.h"
+#include "runtime/joined_steps.h"
 
 namespace exportkit {
 namespace {
@@ -15,7 +16,6 @@ using c10::impl::VirtualGuardImpl;
 
 constexpr size_t kLeastRunOptions = 24;  // the size of the structure when it was first released
 constexpr intptr_t kLegacyStream = 1;    // cudaStreamLegacy, another name of the default stream
-constexpr uint64_t kRunFlags = EXPORTKIT_HOST_TENSORS | EXPORTKIT_CONTIGUOUS_OUTPUTS | EXPORTKIT_OWN_STREAM;
 
 // The calling thread's, of torch's pool.
 c10::Stream own_stream(c10::Device device) {
@@ -29,6 +29,15 @@ bool share_memory(const at::Tensor& one, const at::Tensor& other) {
   const auto* begin = static_cast<const char*>(one.storage().data());
   const auto* address = static_cast<const char*>(other.storage().data());
   return address >= begin && address < begin + one.storage().nbytes();
+}
+
+std::vector<at::Tensor> borrowed(const DLTensor* const* given, size_t count, const MethodInfo& method,
+                                 c10::Device device) {
+  check_count(method.inputs, count);
+  if (count > 0) not_null(given, "inputs");
+  std::vector<at::Tensor> inputs;
+  for (size_t i = 0; i < count; ++i) inputs.push_back(borrow(given[i], method.inputs[i].name, device));
+  return inputs;
 }
 
 }  // namespace
@@ -68,38 +77,35 @@ OnStream::OnStream(const Model& model, const exportkit_run_options& options) {
   guard_.emplace(c10::Stream(c10::Stream::UNSAFE, device, stream));
 }
 
-RequestedRun::RequestedRun(const Model& model, const MethodInfo& method, const exportkit_run_options* options)
-    : model_(model), method_(method), options_(run_options(options, kRunFlags)), on_stream_(model, options_) {}
-
-std::vector<at::Tensor> RequestedRun::borrowed(const DLTensor* const* given, size_t count) const {
-  check_count(method_.inputs, count);
-  if (count > 0) not_null(given, "inputs");
-  std::vector<at::Tensor> inputs;
-  for (size_t i = 0; i < count; ++i) inputs.push_back(borrow(given[i], method_.inputs[i].name, model_.device()));
-  return inputs;
-}
-
-std::vector<at::Tensor> RequestedRun::moved(std::vector<at::Tensor> inputs) const {
-  for (at::Tensor& input : inputs) {
-    if (host_tensors()) input = input.to(model_.device());
+void run_for(const Model& model, Session* session, const char* name, const DLTensor* const* given, size_t input_count,
+             Results& results, size_t output_count, const exportkit_run_options* options) {
+  const MethodInfo& method = method_named(model, name);
+  results.expect(method.outputs.size(), output_count, "outputs");
+  const exportkit_run_options asked = run_options(options);
+  const OnStream on_stream(model, asked);
+  const bool on_host = (asked.flags & EXPORTKIT_HOST_TENSORS) != 0;
+  const bool contiguous = (asked.flags & EXPORTKIT_CONTIGUOUS_OUTPUTS) != 0;
+  const std::vector<at::Tensor> inputs = borrowed(given, input_count, method, model.device());
+  std::vector<at::Tensor> on_device = inputs;
+  for (at::Tensor& input : on_device) {
+    if (on_host) input = input.to(model.device());
   }
-  return inputs;
-}
-
-std::vector<at::Tensor> RequestedRun::for_caller(std::vector<at::Tensor> outputs, const std::vector<at::Tensor>& inputs,
-                                                 const std::vector<at::Tensor>& on_device) const {
+  std::vector<at::Tensor> outputs =
+      session == nullptr ? model.run(method.name, on_device) : session->run(method.name, on_device);
+  if (on_host) session == nullptr ? model.synchronize() : session->synchronize();
+  check_outputs(method, outputs, -1);
   for (size_t i = 0; i < inputs.size(); ++i) {
     // What the call wrote on the device.
-    if (method_.inputs[i].written && !inputs[i].is_same(on_device[i])) inputs[i].copy_(on_device[i]);
+    if (method.inputs[i].written && !inputs[i].is_same(on_device[i])) inputs[i].copy_(on_device[i]);
   }
   for (at::Tensor& output : outputs) {
-    if (host_tensors()) output = output.to(c10::kCPU);
-    if ((options_.flags & EXPORTKIT_CONTIGUOUS_OUTPUTS) != 0) output = output.contiguous();
+    if (on_host) output = output.to(c10::kCPU);
+    if (contiguous) output = output.contiguous();
     // The caller may free the inputs before the outputs.
     const auto shares = [&](const at::Tensor& input) { return share_memory(input, output); };
     if (std::any_of(inputs.begin(), inputs.end(), shares)) output = output.clone();
   }
-  return outputs;
+  results.give(lend_all(outputs));
 }
 
 }  // namespace exportkit

@@ -19,7 +19,6 @@
 #include "runtime/c_api_description.h"
 #include "runtime/c_api_errors.h"
 #include "runtime/dlpack_tensors.h"
-#include "runtime/joined_steps.h"
 
 namespace exportkit {
 
@@ -120,7 +119,9 @@ class Results {
 
 std::vector<ManagedTensor> lend_all(const std::vector<at::Tensor>& tensors);
 
-exportkit_run_options run_options(const exportkit_run_options* given, uint64_t known_flags);
+inline constexpr uint64_t kRunFlags = EXPORTKIT_HOST_TENSORS | EXPORTKIT_CONTIGUOUS_OUTPUTS | EXPORTKIT_OWN_STREAM;
+
+exportkit_run_options run_options(const exportkit_run_options* given, uint64_t known_flags = kRunFlags);
 
 // Makes the stream of the options the current one while it lives: UsageError.
 class OnStream {
@@ -131,47 +132,8 @@ class OnStream {
   std::optional<c10::StreamGuard> guard_;
 };
 
-// A call as its options say.
-class RequestedRun {
- public:
-  // UsageError. The call runs on the stream of the options while this object lives.
-  RequestedRun(const Model& model, const MethodInfo& method, const exportkit_run_options* options);
-
-  bool host_tensors() const { return (options_.flags & EXPORTKIT_HOST_TENSORS) != 0; }
-
-  // Runs `call`, which takes and returns tensors on the model's device.
-  template <class Call>
-  std::vector<at::Tensor> operator()(const DLTensor* const* given, size_t count, const Call& call) const {
-    const std::vector<at::Tensor> inputs = borrowed(given, count), on_device = moved(inputs);
-    std::vector<at::Tensor> outputs = call(on_device);
-    check_outputs(method_, outputs, -1);
-    return for_caller(std::move(outputs), inputs, on_device);
-  }
-
- private:
-  std::vector<at::Tensor> borrowed(const DLTensor* const* given, size_t count) const;
-  std::vector<at::Tensor> moved(std::vector<at::Tensor> inputs) const;
-  std::vector<at::Tensor> for_caller(std::vector<at::Tensor> outputs, const std::vector<at::Tensor>& inputs,
-                                     const std::vector<at::Tensor>& on_device) const;
-
-  const Model& model_;
-  const MethodInfo& method_;
-  const exportkit_run_options options_;
-  const OnStream on_stream_;
-};
-
-// Runs a method of the model, or of one of its sessions, for a caller.
-template <class Runner>
-void run_for(const Model& model, Runner& runner, const char* method, const DLTensor* const* inputs, size_t input_count,
-             Results& results, size_t output_count, const exportkit_run_options* options) {
-  const MethodInfo& named = method_named(model, method);
-  results.expect(named.outputs.size(), output_count, "outputs");
-  const RequestedRun run(model, named, options);
-  results.give(lend_all(run(inputs, input_count, [&](const std::vector<at::Tensor>& on_device) {
-    std::vector<at::Tensor> made = runner.run(named.name, on_device);
-    if (run.host_tensors()) runner.synchronize();
-    return made;
-  })));
-}
+// Runs a method of the model, or of a session unless that is null, for a caller.
+void run_for(const Model& model, Session* session, const char* method, const DLTensor* const* inputs,
+             size_t input_count, Results& results, size_t output_count, const exportkit_run_options* options);
 
 }  // namespace exportkit

@@ -5,78 +5,84 @@
 
 namespace exportkit {
 
-Description::Tensors::Tensors(const std::vector<TensorInfo>& tensors) : shapes(tensors.size()) {
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const TensorInfo& tensor = tensors[i];
+template <class Kept>
+const Kept& Description::keep(Kept kept) {
+  const auto moved = std::make_shared<const Kept>(std::move(kept));
+  kept_.push_back(moved);
+  return *moved;
+}
+
+template <class Structure>
+const Structure* const* Description::pointers(std::vector<Structure> structures) {
+  std::vector<const Structure*> all;
+  for (const Structure& each : keep(std::move(structures))) all.push_back(&each);
+  return keep(std::move(all)).data();
+}
+
+const exportkit_tensor_info* const* Description::tensors(const std::vector<TensorInfo>& described) {
+  std::vector<exportkit_tensor_info> infos;
+  for (const TensorInfo& tensor : described) {
+    std::vector<exportkit_size_range> shape;
     for (const SizeRange& size : tensor.shape) {
       const int64_t dimension = size.dimension ? static_cast<int64_t>(*size.dimension) : -1;
-      shapes[i].items.push_back({size.min, size.max, size.step, size.text.c_str(), dimension, size.scale, size.offset});
+      shape.push_back({size.min, size.max, size.step, size.text.c_str(), dimension, size.scale, size.offset});
     }
-    shapes[i].point();
-    infos.items.push_back({tensor.name.c_str(), tensor.dtype.c_str(), dl_dtype(dtype_of(tensor.dtype)),
-                           static_cast<int32_t>(tensor.shape.size()), shapes[i].pointers.data(), tensor.written});
+    infos.push_back({tensor.name.c_str(), tensor.dtype.c_str(), dl_dtype(dtype_of(tensor.dtype)),
+                     static_cast<int32_t>(tensor.shape.size()), pointers(std::move(shape)), tensor.written});
   }
-  infos.point();
+  return pointers(std::move(infos));
 }
 
-Description::Dimensions::Dimensions(const std::vector<DimensionRange>& dimensions) {
-  for (const DimensionRange& dimension : dimensions) {
-    infos.items.push_back({dimension.name.c_str(), dimension.min, dimension.max});
+const exportkit_dimension* const* Description::dimensions(const std::vector<DimensionRange>& described) {
+  std::vector<exportkit_dimension> infos;
+  for (const DimensionRange& dimension : described) {
+    infos.push_back({dimension.name.c_str(), dimension.min, dimension.max});
   }
-  infos.point();
+  return pointers(std::move(infos));
 }
 
-Description::Method::Method(const MethodInfo& method)
-    : inputs(method.inputs), outputs(method.outputs), dimensions(method.dimensions) {}
-
-Description::Case::Case(const Model& model, size_t index) {
-  const auto recorded = model.case_calls(index);
-  dimensions.resize(recorded.size());
-  for (size_t i = 0; i < recorded.size(); ++i) {
-    const MethodInfo& method = model.method(recorded[i].first);
-    for (const DimensionRange& dimension : method.dimensions) {
-      const auto found = recorded[i].second.find(dimension.name);
-      dimensions[i].push_back(found == recorded[i].second.end() ? -1 : found->second);
+const exportkit_case_info* const* Description::cases(const Model& model) {
+  std::vector<exportkit_case_info> infos;
+  for (size_t i = 0; i < model.case_count(); ++i) {
+    std::vector<exportkit_call_info> calls;
+    for (const auto& [name, given] : model.case_calls(i)) {
+      const MethodInfo& method = model.method(name);
+      std::vector<int64_t> sizes;
+      for (const DimensionRange& dimension : method.dimensions) {
+        const auto found = given.find(dimension.name);
+        sizes.push_back(found == given.end() ? -1 : found->second);
+      }
+      calls.push_back({static_cast<size_t>(&method - model.methods().data()), keep(std::move(sizes)).data()});
     }
-    calls.items.push_back({static_cast<size_t>(&method - model.methods().data()), dimensions[i].data()});
+    const int64_t* const first = calls.empty() ? nullptr : calls.front().dimensions;
+    const size_t count = calls.size();
+    infos.push_back({first, count, pointers(std::move(calls))});
   }
-  calls.point();
+  return pointers(std::move(infos));
 }
 
-Description::Description(const Model& model)
-    : device_(model.device().str()), state_(model.state()), state_dimensions_(model.state_dimensions()) {
-  for (const MethodInfo& method : model.methods()) methods_.emplace_back(method);
-  for (size_t i = 0; i < methods_.size(); ++i) {
-    const MethodInfo& info = model.methods()[i];
-    const auto& [inputs, outputs, dimensions] = methods_[i];
-    method_infos_.items.push_back(
-        {info.name.c_str(), info.stateful, inputs.infos.items.size(), inputs.infos.pointers.data(),
-         outputs.infos.items.size(), outputs.infos.pointers.data(), dimensions.infos.items.size(),
-         dimensions.infos.pointers.data(), info.state.size(), info.state.data(), info.state_written.data(),
-         info.row_dimension ? static_cast<int64_t>(*info.row_dimension) : -1, info.row_reason.c_str()});
+Description::Description(const Model& model) : device_(model.device().str()) {
+  std::vector<exportkit_method_info> methods;
+  for (const MethodInfo& info : model.methods()) {
+    methods.push_back({info.name.c_str(), info.stateful, info.inputs.size(), tensors(info.inputs), info.outputs.size(),
+                       tensors(info.outputs), info.dimensions.size(), dimensions(info.dimensions), info.state.size(),
+                       info.state.data(), info.state_written.data(),
+                       info.row_dimension ? static_cast<int64_t>(*info.row_dimension) : -1, info.row_reason.c_str()});
   }
-  method_infos_.point();
-  for (size_t i = 0; i < model.case_count(); ++i) cases_.emplace_back(model, i);
-  for (const Case& recorded : cases_) {
-    const auto& calls = recorded.calls;
-    const int64_t* const first = calls.items.empty() ? nullptr : calls.items.front().dimensions;
-    case_infos_.items.push_back({first, calls.items.size(), calls.pointers.data()});
-  }
-  case_infos_.point();
   description_.name = model.name().c_str(), description_.version = model.version().c_str();
   description_.target = model.target().c_str(), description_.device = device_.c_str();
   description_.dl_device = dl_device(model.device());
   if (const std::optional<size_t> method = model.default_index()) {
-    const exportkit_method_info& usual = method_infos_.items[*method];
+    const exportkit_method_info& usual = methods[*method];
     description_.input_count = usual.input_count, description_.inputs = usual.inputs;
     description_.output_count = usual.output_count, description_.outputs = usual.outputs;
     description_.dimension_count = usual.dimension_count, description_.dimensions = usual.dimensions;
   }
-  description_.case_count = case_infos_.items.size(), description_.cases = case_infos_.pointers.data();
-  description_.method_count = method_infos_.items.size(), description_.methods = method_infos_.pointers.data();
-  description_.state_count = state_.infos.items.size(), description_.state = state_.infos.pointers.data();
-  description_.state_dimension_count = state_dimensions_.infos.items.size();
-  description_.state_dimensions = state_dimensions_.infos.pointers.data();
+  description_.case_count = model.case_count(), description_.cases = cases(model);
+  description_.method_count = methods.size(), description_.methods = pointers(std::move(methods));
+  description_.state_count = model.state().size(), description_.state = tensors(model.state());
+  description_.state_dimension_count = model.state_dimensions().size();
+  description_.state_dimensions = dimensions(model.state_dimensions());
   description_.bytes = model.bytes();
 }
 

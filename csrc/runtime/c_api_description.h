@@ -1,6 +1,7 @@
 // What exportkit_describe returns.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@ namespace exportkit {
 // The C structures that describe a model, with all that they point to.
 class Description {
  public:
+  // `model` must outlive this object: its strings are not copied.
   explicit Description(const Model& model);
   Description(const Description&) = delete;
   Description& operator=(const Description&) = delete;
@@ -19,47 +21,16 @@ class Description {
   const exportkit_description& c() const { return description_; }
 
  private:
-  // Structures, and pointers to them in the same order.
+  template <class Kept>
+  const Kept& keep(Kept kept);
   template <class Structure>
-  struct List {
-    std::vector<Structure> items;
-    std::vector<const Structure*> pointers;
+  const Structure* const* pointers(std::vector<Structure> structures);
+  const exportkit_tensor_info* const* tensors(const std::vector<TensorInfo>& described);
+  const exportkit_dimension* const* dimensions(const std::vector<DimensionRange>& described);
+  const exportkit_case_info* const* cases(const Model& model);
 
-    void point() {
-      for (const Structure& item : items) pointers.push_back(&item);
-    }
-  };
-  struct Tensors {
-    std::vector<List<exportkit_size_range>> shapes;
-    List<exportkit_tensor_info> infos;
-
-    explicit Tensors(const std::vector<TensorInfo>& tensors);
-  };
-  struct Dimensions {
-    List<exportkit_dimension> infos;
-
-    explicit Dimensions(const std::vector<DimensionRange>& dimensions);
-  };
-  struct Method {
-    Tensors inputs, outputs;
-    Dimensions dimensions;
-
-    explicit Method(const MethodInfo& method);
-  };
-  struct Case {
-    std::vector<std::vector<int64_t>> dimensions;  // of each call
-    List<exportkit_call_info> calls;
-
-    Case(const Model& model, size_t index);
-  };
-
-  std::string device_;
-  std::vector<Method> methods_;
-  List<exportkit_method_info> method_infos_;
-  Tensors state_;
-  Dimensions state_dimensions_;
-  std::vector<Case> cases_;
-  List<exportkit_case_info> case_infos_;
+  std::vector<std::shared_ptr<const void>> kept_;
+  const std::string device_;
   exportkit_description description_{};
 };
 

@@ -67,7 +67,7 @@ int exportkit_session_run(exportkit_session session, const char* method, const D
   Results results(outputs, output_count);
   return attempt(error, [&] {
     const std::shared_ptr<OpenSession> open = find_session(session);
-    run_for(open->of, open->session, method, inputs, input_count, results, output_count, options);
+    run_for(open->of, &open->session, method, inputs, input_count, results, output_count, options);
   });
 }
 
@@ -75,7 +75,7 @@ int exportkit_session_synchronize(exportkit_session session, const exportkit_run
                                   exportkit_error** error) noexcept {
   return attempt(error, [&] {
     const std::shared_ptr<OpenSession> open = find_session(session);
-    const RequestedRun on_its_stream(open->of, open->of.methods().front(), options);
+    const OnStream on_its_stream(open->of, run_options(options));
     open->session.synchronize();
   });
 }
