@@ -17,8 +17,6 @@
 
 #include "exportkit/runtime.h"
 #include "runtime/graphs.h"
-#include "runtime/refused_values.h"
-#include "runtime/workspaces.h"
 
 namespace torch::inductor {
 class AOTIModelContainerRunner;
@@ -36,6 +34,77 @@ struct CodeOptions {
   CudaGraphs cuda_graphs = CudaGraphs::kNone;
   std::vector<int64_t> written;  // the inputs that the code writes in place, by index
   int64_t threads = 0;           // of a call on the CPU; 0: as many as torch takes
+};
+
+// Begins the message of the error of a call that met such a value. exportkit/package/compiled_with.py has it, too.
+inline constexpr char kRefusedValue[] = "refused value: ";
+
+// The memory in which a code's calls write what they refused. A call on a CPU has its own. On a GPU, where nobody waits
+// for a call, the calls of one stream share it, or those of one session: it lies in pinned memory, so that looking at
+// it costs no copy. Any number of threads may use an object.
+class RefusedValues {
+ public:
+  // `library` is the code's, which torch has loaded.
+  RefusedValues(const std::filesystem::path& library, c10::Device device);
+  RefusedValues(const RefusedValues&) = delete;
+  RefusedValues& operator=(const RefusedValues&) = delete;
+
+  // Whether the code takes such memory, as its last argument.
+  bool expected() const { return arguments_.has_value(); }
+  // The number of its arguments before that.
+  size_t arguments() const { return arguments_.value(); }
+
+  // Memory for a call on a CPU, or for a session on a GPU. Nobody else has it until `give_back`.
+  at::Tensor take() const;
+  void give_back(at::Tensor memory) const;
+  // The memory of the current stream of a GPU.
+  at::Tensor of_stream() const;
+  // Throws c10::Error if a call has refused a value, and forgets it.
+  void look(const at::Tensor& memory) const;
+
+ private:
+  struct Place {
+    std::string kind, operators;
+  };
+  std::string message(const int64_t* memory) const;
+
+  const c10::Device device_;
+  std::optional<size_t> arguments_;
+  std::vector<Place> places_;
+  mutable std::mutex mutex_;  // guards what follows
+  mutable std::vector<at::Tensor> free_;
+  mutable std::map<int64_t, at::Tensor> streams_;
+};
+
+// What one call uses at a time.
+struct Workspace {
+  std::vector<at::Tensor> inputs;  // for each input, bytes on the CPU in which pieces are put together
+  std::vector<at::Tensor> state;   // the state of several sessions, with room for `rows` rows
+  int64_t rows = 0;
+  std::vector<at::Tensor> outputs;    // of the last call, which its caller has seen: Graphs::run
+  std::optional<at::Tensor> refused;  // what a call with that state refused: Code::session_memory
+  std::unique_ptr<Workspace> next;    // of those that are free
+};
+
+// Any number of threads may use it. The one that was used last is taken first: its memory is the warmest.
+class Workspaces {
+ public:
+  std::unique_ptr<Workspace> take() {
+    const std::lock_guard lock(mutex_);
+    if (free_ == nullptr) return std::make_unique<Workspace>();
+    std::unique_ptr<Workspace> taken = std::move(free_);
+    free_ = std::move(taken->next);
+    return taken;
+  }
+  void give_back(std::unique_ptr<Workspace> workspace) noexcept {
+    const std::lock_guard lock(mutex_);
+    workspace->next = std::move(free_);
+    free_ = std::move(workspace);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unique_ptr<Workspace> free_;
 };
 
 class Code {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "runtime/session_impl.h"
-#include "runtime/workspaces.h"
 
 namespace exportkit {
 

@@ -9,13 +9,24 @@
 #include <string>
 
 #include "exportkit/runtime.h"
+#include "package/cache.h"
 #include "package/targets.h"
 #include "package/trust.h"
 #include "runtime/code.h"
-#include "runtime/operators.h"
 #include "runtime/weights.h"
 
 namespace exportkit {
+
+// Loads operator libraries in a process without Python: each namespace from one build, once. exportkit/libraries.py
+// does this in a process with Python.
+//
+// Loads a target's operator libraries and compares every operator of the graph with the manifest. The manifest is
+// trusted to say which namespaces a library defines.
+//
+// Loading a second library for a registered namespace would end the process, so each library is first compared with the
+// registered operators. TorchVersionError, LibraryConflictError, LibraryLoadError, MissingLibraryError,
+// SchemaChangedError; the error of a wrong record.
+void load_operators(const PackageReader& reader, const Target& target, const std::string& torch, const Unpacking& how);
 
 // Opens the file of a package, once the options were checked.
 using Opening = std::function<OpenedFile()>;

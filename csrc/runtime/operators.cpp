@@ -1,5 +1,3 @@
-#include "runtime/operators.h"
-
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
 #include <dlfcn.h>
@@ -24,6 +22,7 @@
 #include "package/errors.h"
 #include "package/targets.h"
 #include "package/text.h"
+#include "runtime/opened_package.h"
 
 namespace exportkit {
 namespace {

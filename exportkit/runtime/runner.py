@@ -239,7 +239,7 @@ def _promote_libstdcxx() -> None:
         ctypes.CDLL("libstdc++.so.6", mode=ctypes.RTLD_GLOBAL)
 
 
-# --- what compiled code refused: see csrc/runtime/refused_values.h ----------------------------------------------------
+# --- what compiled code refused: see csrc/runtime/code.h --------------------------------------------------------------
 
 
 class RefusedValues:
