@@ -1,9 +1,9 @@
 #include <ATen/Context.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <set>
 #include <utility>
 
 #include "exportkit/runtime.h"
@@ -18,12 +18,6 @@
 namespace exportkit {
 namespace {
 
-std::map<std::string_view, size_t> places_of(const std::vector<MethodInfo>& methods) {
-  std::map<std::string_view, size_t> places;
-  for (size_t i = 0; i < methods.size(); ++i) places.emplace(methods[i].name, i);
-  return places;
-}
-
 std::vector<InputPlan> plans_of(const Manifest& manifest, c10::Device device) {
   std::vector<InputPlan> plans;
   for (const Method& method : manifest.methods) plans.emplace_back(method.call, device);
@@ -36,22 +30,6 @@ std::vector<CacheEntry> unpack_all(const OpenedPackage& package) {
   std::vector<CacheEntry> files;
   for (const Method& method : package.reader().manifest().methods) files.push_back(package.unpack_code(method));
   return files;
-}
-
-// The bytes of the weights that a target's code takes from outside, or has inside if it takes none.
-uint64_t bytes_of(const Manifest& manifest, const Target& target) {
-  std::set<std::string_view> taken;
-  for (const auto& [method, constants] : target.constants) {
-    for (const auto& [constant, weight] : constants) taken.insert(weight);
-  }
-  uint64_t bytes = 0;
-  for (const Weight& weight : manifest.weights) {
-    if (!taken.empty() && !taken.contains(weight.name)) continue;
-    uint64_t elements = 1;
-    for (const int64_t size : weight.shape) elements *= static_cast<uint64_t>(size);
-    bytes += elements * c10::elementSize(dtype_of(weight.dtype));
-  }
-  return bytes;
 }
 
 // Makes the CUDA graphs of the code that `code` takes the place of: ModelRunError.
@@ -75,35 +53,22 @@ Error refusal(const std::vector<MethodInfo>& methods, size_t method, std::string
                    : "Correct the input. The next call runs as usual.");
 }
 
-// The switches as they were when a CUDA model's cases were recorded, while this object lives.
-class RecordedPrecision {
- public:
-  RecordedPrecision(c10::Device device, bool tf32) {
-    if (!device.is_cuda()) return;
-    lock_ = std::unique_lock(one_at_a_time());
-    before_ = {context().allowTF32CuBLAS(), context().allowTF32CuDNN()};
-    allow(tf32, tf32);
-  }
-  ~RecordedPrecision() {
-    if (lock_) allow(before_.first, before_.second);
-  }
-  RecordedPrecision(const RecordedPrecision&) = delete;
-  RecordedPrecision& operator=(const RecordedPrecision&) = delete;
-
- private:
-  static std::mutex& one_at_a_time() {
-    static std::mutex mutex;
-    return mutex;
-  }
-  static at::Context& context() { return at::globalContext(); }
-  static void allow(bool products, bool convolutions) {
-    context().setAllowTF32CuBLAS(products);
-    context().setAllowTF32CuDNN(convolutions);
-  }
-
-  std::unique_lock<std::mutex> lock_;
-  std::pair<bool, bool> before_;
-};
+// Sets the switches as they were when a CUDA model's cases were recorded, until the result ends.
+auto as_recorded(c10::Device device, bool tf32) {
+  static std::mutex one_at_a_time;
+  at::Context& context = at::globalContext();
+  const auto allow = [&context](bool products, bool convolutions) {
+    context.setAllowTF32CuBLAS(products);
+    context.setAllowTF32CuDNN(convolutions);
+  };
+  std::unique_lock<std::mutex> lock;
+  if (device.is_cuda()) lock = std::unique_lock(one_at_a_time);
+  const bool products = context.allowTF32CuBLAS(), convolutions = context.allowTF32CuDNN();
+  if (lock) allow(tf32, tf32);
+  return c10::make_scope_exit([lock = std::move(lock), allow, products, convolutions] {
+    if (lock) allow(products, convolutions);
+  });
+}
 
 }  // namespace
 
@@ -123,13 +88,12 @@ Sizes session_sizes(const Model& model, const RecordedCase& recorded) {
 Model::Impl::Impl(const Opening& open, const OpenOptions& options)
     : package(open, options),
       methods(describe_methods(manifest())),
-      places(places_of(methods)),
       state(describe_state(manifest())),
       state_dimensions(exportkit::state_dimensions(manifest())),
       plans(plans_of(manifest(), package.device())),
       files(unpack_all(package)),
       weights(std::in_place, package.reader()),
-      bytes(bytes_of(manifest(), package.target())),
+      bytes(weight_bytes_of(manifest(), package.target())),
       code(load(weights->tensors())),
       initial(package.reader(), package.device()) {}
 
@@ -137,7 +101,6 @@ Model::Impl::Impl(const PackageReader& reader, const std::string& target, c10::D
                   CurrentCode::Methods loaded)
     : package(reader, target, device),
       methods(describe_methods(manifest())),
-      places(places_of(methods)),
       state(describe_state(manifest())),
       state_dimensions(exportkit::state_dimensions(manifest())),
       plans(plans_of(manifest(), device)),
@@ -145,7 +108,8 @@ Model::Impl::Impl(const PackageReader& reader, const std::string& target, c10::D
       initial(reader, device) {}
 
 size_t Model::Impl::index_of(const std::string& name) const {
-  if (const auto place = places.find(name); place != places.end()) return place->second;
+  const Method* const method = method_of(manifest(), name);
+  if (method != nullptr) return static_cast<size_t>(method - manifest().methods.data());
   throw Error(errors::kUsage, manifest().name + " has no method " + shown(name), "It has " + names_of(methods) + ".");
 }
 
@@ -326,7 +290,7 @@ RecordedCase Model::recorded_case(size_t index) const { return read_case(impl_->
 
 CaseReport Model::replay(size_t index) const {
   const RecordedCase recorded = recorded_case(index);
-  const RecordedPrecision as_recorded(device(), tf32());
+  const auto precision = as_recorded(device(), tf32());
   const Comparison comparison(impl_->manifest());
   std::optional<Session> session;
   const auto needs_session = [&](const RecordedCall& call) { return method(call.method).stateful; };

@@ -18,7 +18,6 @@ namespace exportkit {
 struct Model::Impl {
   OpenedPackage package;
   std::vector<MethodInfo> methods;
-  std::map<std::string_view, size_t> places;  // of the methods, by name
   std::vector<TensorInfo> state;
   std::vector<DimensionRange> state_dimensions;
   std::vector<InputPlan> plans;          // of each method

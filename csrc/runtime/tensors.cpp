@@ -72,16 +72,11 @@ void write_tensors(const std::string& path, mode_t mode, const std::vector<std::
 }
 
 std::map<std::string, at::Tensor> read_safetensors(const std::string& path) {
-  try {
-    const SafetensorsFile file(path);
+  return read_file({errors::kUsage, errors::kInput}, "", path, [](const SafetensorsFile& file) {
     std::map<std::string, at::Tensor> tensors;
     for (const safetensors::Place& place : file.places()) tensors.emplace(place.name, file.read(place));
     return tensors;
-  } catch (const std::system_error& error) {
-    throw Error(errors::kUsage, "cannot read " + path + ": " + error.code().message());
-  } catch (const std::invalid_argument& error) {
-    throw Error(errors::kInput, path + " is not a safetensors file: " + error.what());
-  }
+  });
 }
 
 void write_safetensors(const std::string& path, const std::map<std::string, at::Tensor>& tensors) {

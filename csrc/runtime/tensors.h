@@ -4,13 +4,17 @@
 #include <ATen/core/Tensor.h>
 #include <sys/types.h>
 
+#include <array>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "package/atomic.h"
+#include "package/errors.h"
 #include "package/safetensors.h"
 
 namespace exportkit {
@@ -37,6 +41,19 @@ class SafetensorsFile {
   std::vector<safetensors::Place> places_;
   safetensors::Metadata metadata_;
 };
+
+// Calls `read` with a file: an error of the first class if it cannot be read, and of the second if it is no safetensors
+// file. `what` is what messages call it, with a space behind.
+template <class Read>
+auto read_file(const std::array<ErrorClass, 2>& kinds, const char* what, const std::string& path, const Read& read) {
+  try {
+    return read(SafetensorsFile(path));
+  } catch (const std::system_error& error) {
+    throw Error(kinds[0], "cannot read " + (what + path) + ": " + error.code().message());
+  } catch (const std::invalid_argument& error) {
+    throw Error(kinds[1], path + " is not a safetensors file: " + error.what());
+  }
+}
 
 // Writes a file that gets its name when it is complete. std::system_error: it cannot be written. std::invalid_argument:
 // the format lacks a dtype.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 
 #include "package/errors.h"
@@ -118,31 +119,25 @@ class RequestTrial {
 
   // Small requests from the recorded cases: lists of those that fit together. Edge values are for a replay.
   std::vector<std::vector<Tensors>> all_requests() const {
-    std::vector<std::pair<std::vector<std::vector<int64_t>>, std::vector<Tensors>>> found;
+    std::map<std::vector<std::vector<int64_t>>, std::vector<Tensors>> found;  // by the sizes that they have in common
     for (size_t place = 0; place < model_.case_count(); ++place) {
       const auto calls = model_.case_calls(place);
       const auto is_ours = [&](const auto& call) { return call.first == method_.name; };
-      if (std::none_of(calls.begin(), calls.end(), is_ours)) continue;
+      if (std::ranges::none_of(calls, is_ours)) continue;
       const RecordedCase recorded = model_.recorded_case(place);
       for (const RecordedCall& call : recorded.calls) {
-        if (call.method == method_.name && recorded.edge_case.empty()) add_pieces(call.inputs, found);
+        if (call.method != method_.name || !recorded.edge_case.empty()) continue;
+        std::vector<std::vector<int64_t>> sizes;
+        for (const at::Tensor& input : call.inputs) sizes.push_back(input.sizes().slice(1).vec());
+        for (int64_t start = 0; start + fewest_ <= call.inputs.front().size(0); start += fewest_) {
+          Tensors& piece = found[sizes].emplace_back();
+          for (const at::Tensor& input : call.inputs) piece.push_back(input.narrow(0, start, fewest_).contiguous());
+        }
       }
     }
     std::vector<std::vector<Tensors>> all;
     for (auto& [sizes, pieces] : found) all.push_back(different(std::move(pieces)));
     return all;
-  }
-
-  void add_pieces(const Tensors& inputs,
-                  std::vector<std::pair<std::vector<std::vector<int64_t>>, std::vector<Tensors>>>& found) const {
-    std::vector<std::vector<int64_t>> sizes;
-    for (const at::Tensor& input : inputs) sizes.push_back(input.sizes().slice(1).vec());
-    auto place = std::find_if(found.begin(), found.end(), [&](const auto& known) { return known.first == sizes; });
-    if (place == found.end()) place = found.insert(found.end(), {sizes, {}});
-    for (int64_t start = 0; start + fewest_ <= inputs.front().size(0); start += fewest_) {
-      Tensors& piece = place->second.emplace_back();
-      for (const at::Tensor& input : inputs) piece.push_back(input.narrow(0, start, fewest_).contiguous());
-    }
   }
 
   static std::vector<Tensors> different(std::vector<Tensors> pieces) {

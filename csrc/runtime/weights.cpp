@@ -8,9 +8,8 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <set>
-#include <stdexcept>
-#include <system_error>
 
+#include "package/consistency.h"
 #include "package/errors.h"
 #include "package/safetensors.h"
 #include "package/state_files.h"
@@ -117,13 +116,8 @@ Constants constants_of(const Target& target, const std::string& method, const We
 
 Weights replaced_weights(const Manifest& manifest, const Target& target, const Weights& packaged,
                          const InitialState& initial, const std::string& path) {
-  try {
-    return replaced_by(SafetensorsFile(path), manifest, target, packaged, initial);
-  } catch (const std::system_error& error) {
-    throw Error(errors::kWeights, "cannot read the weights " + path + ": " + error.code().message());
-  } catch (const std::invalid_argument& error) {
-    throw Error(errors::kWeights, path + " is not a safetensors file: " + error.what());
-  }
+  return read_file({errors::kWeights, errors::kWeights}, "the weights ", path,
+                   [&](const SafetensorsFile& file) { return replaced_by(file, manifest, target, packaged, initial); });
 }
 
 std::vector<at::Tensor> copied_together(const std::vector<at::Tensor>& weights, c10::Device device) {
@@ -155,12 +149,19 @@ std::vector<at::Tensor> copied_together(const std::vector<at::Tensor>& weights, 
   return copies;
 }
 
+uint64_t weight_bytes_of(const Manifest& manifest, const Target& target) {
+  const std::set<std::string> outside = taken(target);
+  uint64_t bytes = 0;
+  for (const Weight& weight : manifest.weights) {
+    if (outside.empty() || outside.contains(weight.name)) bytes += weight_bytes(weight);
+  }
+  return bytes;
+}
+
 Weights on_device(const Target& target, const Weights& weights, c10::Device device) {
   Weights used;
   // The manifest was checked: the weight exists and has a record.
-  for (const auto& [method, constants] : target.constants) {
-    for (const auto& [constant, name] : constants) used.emplace(name, weights.at(name));
-  }
+  for (const std::string& name : taken(target)) used.emplace(name, weights.at(name));
   if (device.is_cpu()) return used;
   std::vector<at::Tensor> given;
   for (const auto& [name, tensor] : used) given.push_back(tensor);

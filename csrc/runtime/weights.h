@@ -31,6 +31,9 @@ class MappedWeights {
   Weights tensors_;
 };
 
+// The bytes of the weights that a target's code takes from outside, or has inside if it takes none.
+uint64_t weight_bytes_of(const Manifest& manifest, const Target& target);
+
 // The tensors that the code of a method takes from outside.
 Constants constants_of(const Target& target, const std::string& method, const Weights& weights);
 
