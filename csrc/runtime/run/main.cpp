@@ -5,13 +5,15 @@
 #include <cstdio>
 #include <exception>
 #include <iostream>
+#include <mutex>
+#include <numeric>
 #include <optional>
 #include <sstream>
 #include <system_error>
+#include <thread>
 
-#include "package/json.h"
+#include "package/json_fields.h"
 #include "package/json_text.h"
-#include "runtime/run/bench.h"
 #include "runtime/run/options.h"
 #include "runtime/run/shown.h"
 
@@ -32,38 +34,31 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 // What `Model::cuda_graphs` says.
 struct GraphReport {
-  int64_t memory = 0;
-  size_t graphs = 0;
-  std::vector<std::pair<std::string, std::string>> refused;  // shapes and reason
+  struct Graph {
+    std::vector<std::vector<int64_t>> shapes;
+    int64_t uses;
+    bool copies;
+  };
+  struct Refused {
+    std::vector<std::vector<int64_t>> shapes;
+    std::string reason;
+  };
+
+  int64_t memory;
+  std::vector<Graph> graphs;
+  std::vector<Refused> refused;
 };
 
-GraphReport read_graph_report(const std::string& text) {
-  GraphReport report;
-  JsonReader json(text, 8);
-  json.object([&](std::string_view key) {
-    if (key == "memory") {
-      report.memory = json.integer();
-    } else if (key == "graphs") {
-      json.array([&] {
-        json.skip();
-        ++report.graphs;
-      });
-    } else {
-      json.array([&] {
-        std::vector<std::vector<int64_t>> shapes;
-        auto& [shown_shapes, reason] = report.refused.emplace_back();
-        json.object([&](std::string_view of) {
-          if (of == "reason") {
-            reason = json.string();
-          } else {
-            json.array([&] { json.array([&, &shape = shapes.emplace_back()] { shape.push_back(json.integer()); }); });
-          }
-        });
-        shown_shapes = json_list(shapes, shape_text);
-      });
-    }
-  });
-  return report;
+GraphReport read_graph_report(const std::string& said) {
+  using Graph = GraphReport::Graph;
+  using Refused = GraphReport::Refused;
+  JsonReader json(said, 8);
+  const auto shapes = list(list(integer));
+  const auto graph = object(FIELD(Graph, shapes, shapes), FIELD(Graph, uses, integer),
+                            field("copies_inputs", &Graph::copies, boolean));
+  const auto refused = object(FIELD(Refused, shapes, shapes), FIELD(Refused, reason, text));
+  return object(FIELD(GraphReport, memory, integer), FIELD(GraphReport, graphs, list(graph)),
+                FIELD(GraphReport, refused, list(refused)))(json);
 }
 
 void print(const std::vector<OutputReport>& outputs, const std::string& indent) {
@@ -89,6 +84,84 @@ void print(size_t index, const CaseReport& report, size_t calls) {
   if (report.state.empty()) return;
   say("    state after the last call");
   print(report.state, "      ");
+}
+
+// --- timing ----------------------------------------------------------------------------------------------------------
+
+struct TimedCall {
+  Model model;
+  std::string method;
+  std::vector<at::Tensor> inputs;
+  std::optional<Session> session;  // each call runs on a copy of it
+};
+
+struct Timing {
+  size_t calls;
+  double median_ms, p99_ms, calls_per_second;
+};
+
+double milliseconds(Clock::duration duration) { return std::chrono::duration<double, std::milli>(duration).count(); }
+
+// Inputs for one call: what it writes belongs to this thread.
+std::vector<at::Tensor> own_inputs(const TimedCall& call) {
+  std::vector<at::Tensor> inputs = call.inputs;
+  const std::vector<TensorInfo>& described = call.model.method(call.method).inputs;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (described[i].written) inputs[i] = inputs[i].clone();
+  }
+  return inputs;
+}
+
+// Runs the call once and returns its time in milliseconds.
+double time_once(const TimedCall& call, std::mutex& forking) {
+  std::optional<Session> session;
+  if (call.session) {
+    const std::lock_guard one_at_a_time(forking);
+    session = call.session->fork();
+  }
+  const std::vector<at::Tensor> inputs = own_inputs(call);
+  if (session) call.model.synchronize();
+  const auto start = Clock::now();
+  const std::vector<at::Tensor> outputs =
+      session ? session->run(call.method, inputs) : call.model.run(call.method, inputs);
+  call.model.synchronize();
+  return milliseconds(Clock::now() - start);
+}
+
+// Times calls from several threads. A call's time ends when its outputs are computed, on CUDA too; the copy of a
+// session and of inputs that are written is not in it. Rethrows a call's exception.
+Timing bench(const TimedCall& call, double seconds, int64_t threads) {
+  constexpr int kWarmUp = 5;
+  std::mutex forking;
+  for (int i = 0; i < kWarmUp; ++i) time_once(call, forking);
+  std::vector<std::vector<double>> times(static_cast<size_t>(threads));
+  std::vector<std::exception_ptr> failures(times.size());
+  std::vector<std::thread> workers;
+  const auto start = Clock::now();
+  const auto end = start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  for (size_t i = 0; i < times.size(); ++i) {
+    workers.emplace_back([&, i] {
+      try {
+        while (Clock::now() < end || times[i].empty()) times[i].push_back(time_once(call, forking));
+      } catch (...) {
+        failures[i] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+  std::vector<double> all;
+  double calls_per_second = 0;  // of all threads, without the time between calls
+  for (const auto& each : times) {
+    all.insert(all.end(), each.begin(), each.end());
+    const double spent = std::accumulate(each.begin(), each.end(), 0.0);
+    calls_per_second += static_cast<double>(each.size()) / spent * 1e3;
+  }
+  std::sort(all.begin(), all.end());
+  const auto at = [&](double share) { return all[static_cast<size_t>(share * static_cast<double>(all.size() - 1))]; };
+  return {all.size(), at(0.5), at(0.99), calls_per_second};
 }
 
 // The results, printed at once or collected for one JSON document.
@@ -145,10 +218,10 @@ class Run {
       methods.emplace_back(method.name, text);
       if (options_.json) continue;
       const GraphReport report = read_graph_report(text);
-      say("  " + (model.methods().size() > 1 ? method.name + ": " : "") + std::to_string(report.graphs) +
+      say("  " + (model.methods().size() > 1 ? method.name + ": " : "") + std::to_string(report.graphs.size()) +
           " CUDA graphs, whose calls share " + std::to_string(report.memory >> 20) + " MiB");
       for (const auto& [shapes, reason] : report.refused) {
-        say("  no CUDA graph for inputs of the shapes " + shapes + ": " + reason);
+        say("  no CUDA graph for inputs of the shapes " + json_list(shapes, shape_text) + ": " + reason);
       }
     }
     document_.emplace_back("cuda_graphs", json_object(methods));
