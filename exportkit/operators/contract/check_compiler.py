@@ -237,10 +237,8 @@ def autocast(trial: Trial, call: Sample) -> Problem | None:
     for who, answers in (("the fake kernel says that output", fake), ("in a traced graph, output", traced)):
         for index, (other, r) in enumerate(zip(answers, real)):
             if other.dtype != r.dtype:
-                return Problem(
-                    f"Under torch.autocast, {who} {index} is {other.dtype}, but the kernel returns {r.dtype}.",
-                    shown=shown,
-                )
+                text = f"Under torch.autocast, {who} {index} is {other.dtype}, but the kernel returns {r.dtype}."
+                return Problem(text, shown=shown)
     return None
 
 

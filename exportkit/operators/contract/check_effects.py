@@ -80,10 +80,8 @@ def _mutation(trial: Trial, call: Sample, layout: MemoryLayout) -> Problem | Non
             )
         if name not in declared:
             count = int(changed.reshape(-1).sum())
-            return Problem(
-                f"The schema does not say that {name} is written to, but the call changes {count} of its bytes.",
-                shown=_SHOWN,
-            )
+            text = f"The schema does not say that {name} is written to, but the call changes {count} of its bytes."
+            return Problem(text, shown=_SHOWN)
     return None
 
 
@@ -112,12 +110,8 @@ def declared_mutation(trial: Trial) -> Problem | None:
                 names.discard(name)
     if tried is None or not names:
         return None
-    return Problem(
-        f"The schema says that {', '.join(sorted(names))} is written to, but no call changes it.",
-        severity=Severity.doubtful,
-        shown=_SHOWN,
-        call=tried,
-    )
+    text = f"The schema says that {', '.join(sorted(names))} is written to, but no call changes it."
+    return Problem(text, severity=Severity.doubtful, shown=_SHOWN, call=tried)
 
 
 @ContractCheck(

@@ -76,10 +76,8 @@ def takes_the_call(trial: Trial, call: Sample) -> Problem | None:
     try:
         fake_answer(trial, call)
     except NotApplicable:
-        return Problem(
-            "torch.export and torch.compile need a fake kernel, and the operator has none.",
-            f"Register one with {fake_to_write(trial.subject.name)}. {_RIGHT}",
-        )
+        text = "torch.export and torch.compile need a fake kernel, and the operator has none."
+        return Problem(text, f"Register one with {fake_to_write(trial.subject.name)}. {_RIGHT}")
     except Exception as error:
         return Problem(f"The kernel takes the call, and the fake kernel refuses it: {first_line(error)}.")
     return None

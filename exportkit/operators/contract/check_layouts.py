@@ -168,11 +168,8 @@ def empty(trial: Trial) -> Problem | None:
             trial.fresh_answer(other)
         except Exception as error:
             severity = Severity.broken if trial.subject.spec else Severity.doubtful
-            return Problem(
-                f"The fake kernel takes a size of 0, and the kernel does not: {first_line(error)}.",
-                severity=severity,
-                call=other,
-            )
+            text = f"The fake kernel takes a size of 0, and the kernel does not: {first_line(error)}."
+            return Problem(text, severity=severity, call=other)
     if not tried:
         raise NotApplicable("no call with a size of 0 can be made")
     return None

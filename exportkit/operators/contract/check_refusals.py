@@ -41,19 +41,16 @@ def refusals(trial: Trial) -> Problem | None:
             if error is None:
                 return Problem(f"The {who} must refuse this call ({refusal.label}), but takes it.", call=call)
             if not isinstance(error, RuntimeError) or not re.search(refusal.message, str(error)):
-                text = first_line(error)
-                return Problem(
-                    f'The {who} must refuse this call with RuntimeError: "{refusal.message}", but says {text}.',
-                    call=call,
-                )
+                wanted = f'The {who} must refuse this call with RuntimeError: "{refusal.message}"'
+                return Problem(f"{wanted}, but says {first_line(error)}.", call=call)
+        assert by_kernel is not None
+        assert by_fake is not None
+        said, faked_said = first_line(by_kernel), first_line(by_fake)
         if str(by_kernel).splitlines()[0] != str(by_fake).splitlines()[0]:
-            assert by_kernel is not None
-            assert by_fake is not None
-            return Problem(
-                f"Kernel and fake must refuse in the same words, but the kernel says {first_line(by_kernel)}, and the "
-                f"fake {first_line(by_fake)}.",
-                call=call,
+            text = (
+                f"Kernel and fake must refuse in the same words, but the kernel says {said}, and the fake {faked_said}."
             )
+            return Problem(text, call=call)
     return None
 
 

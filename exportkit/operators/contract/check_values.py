@@ -64,10 +64,8 @@ def determinism(trial: Trial, call: Sample) -> Problem | None:
         with filled_memory() if run == 1 else contextlib.nullcontext():
             again = trial.fresh_answer(call)
         if found := first_difference(again, first):
-            return Problem(
-                f"The same call must have the same answer, bit for bit, but {found}.",
-                shown="first, second = {op}(*args), {op}(*args)",
-            )
+            text = f"The same call must have the same answer, bit for bit, but {found}."
+            return Problem(text, shown="first, second = {op}(*args), {op}(*args)")
     return _found_by_address(trial, call) if call.elements <= _LARGE and trial.subject.spec is None else None
 
 
@@ -257,17 +255,12 @@ def _kept(trial: Trial, call: Sample, values: tuple[float, ...]) -> Problem | No
         for number, where, poisoned in _poisoned(call, value):
             if missing := _laundered(trial, call, poisoned, number, where, value):
                 severity = Severity.broken if trial.subject.reference else Severity.doubtful
-                shown = (
-                    f"args = list(args)\nargs[{number}].view(-1)[{where}] = {number_code(value)}\nprint({{op}}(*args))"
-                )
+                element = f"args[{number}].view(-1)[{where}]"
+                shown = f"args = list(args)\n{element} = {number_code(value)}\nprint({{op}}(*args))"
                 if trial.subject.is_mutable or any(not isinstance(a, Tensor) for a in call.args[: number + 1]):
                     shown = "{call}"
                 name = list(trial.bound(call))[number] if number < len(trial.bound(call)) else "an input"
-                return Problem(
-                    f"Element {where} of {name} is {value}, {missing}.",
-                    severity=severity,
-                    shown=shown,
-                )
+                return Problem(f"Element {where} of {name} is {value}, {missing}.", severity=severity, shown=shown)
     return None
 
 

@@ -119,10 +119,8 @@ def _checked(folder: Path, templates: Mapping[str, str], names: Mapping[str, str
     files = _rendered(templates, names)
     taken = [path for path in files if (folder / path).exists() or (folder / path).is_symlink()]
     if taken:
-        raise UsageError(
-            f"{folder} has {', '.join(taken)} already, and nothing is overwritten",
-            hint="Choose another name or another folder, or remove what is there.",
-        )
+        said = f"{folder} has {', '.join(taken)} already, and nothing is overwritten"
+        raise UsageError(said, hint="Choose another name or another folder, or remove what is there.")
     return files
 
 

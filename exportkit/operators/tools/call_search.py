@@ -209,7 +209,11 @@ class Search:
         sizes = sorted({size for each in tensor_forms(form) for size in each.shape})
         if sizes and self.chance.random() < 0.25:  # wherever it is, so that what was equal stays equal
             old, new = self.chance.choice(sizes), self.chance.choice([*_SIZES, *self._named_sizes()])
-            return tuple(_mapped(value, lambda each: _with_size(each, old, new)) for value in form)
+
+            def resized(each: TensorForm) -> TensorForm:
+                return replace(each, shape=tuple(new if size == old else size for size in each.shape))
+
+            return tuple(_mapped(value, resized) for value in form)
         index = self.chance.choice(candidates)
         return _replaced(form, index, self._other_value(arguments[index], form[index], form, refusal))
 
@@ -273,10 +277,6 @@ class Search:
 
     def _named_sizes(self) -> list[int]:
         return sorted(number for number in self._numbers if 0 < number <= 512)
-
-
-def _with_size(tensor: TensorForm, old: int, new: int) -> TensorForm:
-    return replace(tensor, shape=tuple(new if size == old else size for size in tensor.shape))
 
 
 def _replaced(form: Form, index: int, value: Any) -> Form:

@@ -220,6 +220,7 @@ def statement(
     operators = []
     for each in found:
         trial, name = trials[each.report.operator], each.report.operator
+        reference = Path((given_for(name, options.references) or "").rpartition(":")[0])
         operators.append(
             {
                 "operator": name,
@@ -228,7 +229,7 @@ def statement(
                 "findings": [msgspec.to_builtins(finding) for finding in each.report.findings],
                 "not_checked": each.not_checked,
                 "never_tried": list(each.never_tried),
-                "reference_sha256": _reference_digest(given_for(name, options.references) or ""),
+                "reference_sha256": file_sha256(reference) if reference.is_file() else None,  # not of a module
                 "judged": {"calls": trial.calls, "compared": trial.compared, "dispatched": list(trial.dispatched)},
             }
         )
@@ -246,9 +247,3 @@ def statement(
             "operators": operators,
         },
     }
-
-
-def _reference_digest(text: str) -> str | None:
-    """Returns the sha256 of the reference's file; None if a module is named."""
-    path = Path(text.rpartition(":")[0])
-    return file_sha256(path) if path.is_file() else None

@@ -103,18 +103,11 @@ class _Worker:
             there = ", ".join(devices_of(name)) or "no device"
             return Checked(_report(name), "none", f"it has kernels for {there}, and none of them can be used here")
         held = []
-        for origin in self._origins(name):  # each is held to all checks, so that no call takes the place of another's
-            collector = Collector(
-                origin,
-                operator,
-                self.journal,
-                devices,
-                self.dtypes,
-                command.avoid,
-                options.seed,
-                options.most_calls,
-                command.varied,
-            )
+        own: Origin = "model" if name in self.recorded else "SPEC" if name in self.specs else "drawn"
+        origins: list[Origin] = [own, "given"] if name in self.given else [own]
+        for origin in origins:  # each is held to all checks, so that no call takes the place of another's
+            limits = options.seed, options.most_calls, command.varied
+            collector = Collector(origin, operator, self.journal, devices, self.dtypes, command.avoid, *limits)
             self._collect(name, collector)
             held.append((collector, self._held(collector, command)))
         report = _together([report for _, report in held])
@@ -156,10 +149,6 @@ class _Worker:
             return finding
         also = f"If a .py file registers it: exportkit ops check FILE.py --op-library {shlex.quote(self.source.text)}"
         return replace(finding, hint=f"{finding.hint} {also}")
-
-    def _origins(self, name: str) -> list[Origin]:
-        own: Origin = "model" if name in self.recorded else "SPEC" if name in self.specs else "drawn"
-        return [own, "given"] if name in self.given else [own]
 
     def _collect(self, name: str, collector: Collector) -> None:
         if collector.origin == "SPEC":
@@ -355,10 +344,8 @@ def calls_of_function(text: str, function: Callable[[], Any]) -> list[Sample]:
         if not (
             isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], tuple) and isinstance(each[1], dict)
         ):
-            raise UsageError(
-                f"{text} yielded {type(each).__name__}, not a pair of a tuple and a dict",
-                hint="Yield (args, kwargs), such as `yield (torch.randn(2, 3), 0.5), {}`.",
-            )
+            said = f"{text} yielded {type(each).__name__}, not a pair of a tuple and a dict"
+            raise UsageError(said, hint="Yield (args, kwargs), such as `yield (torch.randn(2, 3), 0.5), {}`.")
         calls.append(Sample(f"call {number} of {text}", *each))
     if not calls:
         raise UsageError(f"{text} yields no calls", hint="Yield (args, kwargs), once for each call.")

@@ -189,12 +189,6 @@ class _Ends:
             self.findings.append(finding)
 
 
-_CRASH_HINT = (
-    "Check every argument in the kernel, and refuse with an exception what it cannot compute. If the call alone does "
-    "not end a process, one before it may have written beyond its memory."
-)
-
-
 def _check(worker: _Worker, name: str) -> Checked:
     ends = _Ends()
     while True:
@@ -221,30 +215,17 @@ def _check(worker: _Worker, name: str) -> Checked:
 
 def _finding(status: int, step: Step | None, timeout: int) -> Finding:
     during = "while calls were drawn" if step is None or step.check == SEARCH else f"in the check {step.check}"
-    call = step.call if step else None
     if step and step.fault:
-        return Finding(
-            "gpu-fault",
-            Severity.broken,
-            f"The call ended the GPU's context {during}: {step.fault}.",
-            call,
-            "compute-sanitizer names the line of the kernel. Check each size, stride and index before they are read.",
-        )
-    if status == -signal.SIGALRM:
-        return Finding(
-            "hang",
-            Severity.broken,
-            f"The call did not return within {timeout} s, {during}.",
-            call,
-            "If it only needs longer, give more seconds with --timeout.",
-        )
-    return Finding(
-        "crash",
-        Severity.broken,
-        f"The process {describe_end(status)} {during}.",
-        call,
-        _CRASH_HINT,
-    )
+        check, message = "gpu-fault", f"The call ended the GPU's context {during}: {step.fault}."
+        hint = "compute-sanitizer names the line of the kernel. Check each size, stride and index before they are read."
+    elif status == -signal.SIGALRM:
+        check, message = "hang", f"The call did not return within {timeout} s, {during}."
+        hint = "If it only needs longer, give more seconds with --timeout."
+    else:
+        check, message = "crash", f"The process {describe_end(status)} {during}."
+        hint = "Check every argument in the kernel, and refuse with an exception what it cannot compute. If the call "
+        hint += "alone does not end a process, one before it may have written beyond its memory."
+    return Finding(check, Severity.broken, message, step.call if step else None, hint)
 
 
 def exit_code(found: Iterable[Checked]) -> int:

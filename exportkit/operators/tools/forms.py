@@ -117,24 +117,17 @@ Form = tuple[Any, ...]
 
 def arguments_of(schema: torch.FunctionSchema) -> tuple[Argument, ...]:
     """Reads a schema's arguments."""
-    found = []
-    for argument in schema.arguments:
+    found, arguments = list[Argument](), list[Any](schema.arguments)  # torch's stubs do not know all attributes
+    for argument in arguments:
         kind, optional, listed = str(argument.real_type), False, False
         while match := re.fullmatch(r"(Optional|List)\[(.+)\]", kind):
             optional, listed = optional or match[1] == "Optional", listed or match[1] == "List"
             kind = match[2]
         default = argument.default_value if argument.has_default_value() else Argument.REQUIRED
         default = tuple(default) if isinstance(default, list) else default
-        found.append(
-            Argument(argument.name, kind, optional, listed, _length(argument), bool(argument.kwarg_only), default)
-        )
+        length = argument.N or None  # of a list, where the schema says so
+        found.append(Argument(argument.name, kind, optional, listed, length, bool(argument.kwarg_only), default))
     return tuple(found)
-
-
-def _length(argument: Any) -> int | None:
-    """Returns how many elements a list has, where the schema says so. torch's stubs do not know the attribute."""
-    length: int | None = argument.N
-    return length or None
 
 
 def tensor_forms(form: Form) -> list[TensorForm]:

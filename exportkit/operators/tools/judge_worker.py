@@ -79,10 +79,8 @@ class _Judge:
         functions = {"reference": command.reference} | ({"calls": command.calls} if command.calls else {})
         found = resolve_decompositions(functions)
         if has_schema(name):
-            raise UsageError(
-                f"the reference {command.reference} loads {name}, the operator that it is to judge",
-                hint="Write the reference in a module of its own, in torch's operators.",
-            )
+            said = f"the reference {command.reference} loads {name}, the operator that it is to judge"
+            raise UsageError(said, hint="Write the reference in a module of its own, in torch's operators.")
         namespace, _, rest = name.partition("::")
         self._library = torch.library.Library(namespace, "FRAGMENT")
         self._library.define(command.schema.removeprefix(f"{namespace}::"))

@@ -34,10 +34,8 @@ def parse_source(text: str, *, models: bool) -> OperatorSource:
     """Reads LIBRARY, or LIBRARY|MODULE where models are allowed. Raises UsageError if the text is neither."""
     path, forms = Path(text), "a shared library (.so), a Python package (my_package.ops), its folder, or a .py file"
     if text.endswith(".pt2"):
-        raise UsageError(
-            f"{text} is a package or an artifact, not an operator library",
-            hint=f"`exportkit inspect {text}` lists its operators and libraries.",
-        )
+        said = f"{text} is a package or an artifact, not an operator library"
+        raise UsageError(said, hint=f"`exportkit inspect {text}` lists its operators and libraries.")
     if ":" in text or text in installed_models():
         if models:
             return OperatorSource("model", text)
