@@ -147,10 +147,8 @@ def _refuse_old_signatures(output: Path, sign_key: PrivateKey | None) -> None:
     for suffix in (own.SUFFIX, openssf.SUFFIX):
         old = output.with_name(output.name + suffix)
         if old.exists() and old != written:
-            raise UsageError(
-                f"{old} is beside {output.name} and would not belong to the new package",
-                hint="Remove it, or write another file. --sign-key signs the new package.",
-            )
+            said = f"{old} is beside {output.name} and would not belong to the new package"
+            raise UsageError(said, hint="Remove it, or write another file. --sign-key signs the new package.")
 
 
 def _import_judging() -> None:

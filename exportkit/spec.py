@@ -60,10 +60,8 @@ class Tolerance:
             raise UsageError(f"rtol {self.rtol}, atol {self.atol}: both tolerances must be finite and not negative")
         pair = self.gradient_of
         if pair is not None and not (isinstance(pair, (tuple, list)) and [type(name) for name in pair] == [str, str]):
-            raise UsageError(
-                f"gradient_of is {pair!r}",
-                hint='Name an output and an input, such as gradient_of=("energy", "positions").',
-            )
+            said = f"gradient_of is {pair!r}"
+            raise UsageError(said, hint='Name an output and an input, such as gradient_of=("energy", "positions").')
         if not (math.isfinite(self.scale) and self.scale):
             raise UsageError(f"scale {self.scale}: the factor of a gradient must be finite and not 0")
 
@@ -184,10 +182,8 @@ class ExportSpec:
         )
         _check_fields(self, "ExportSpec", checks)
         if self.methods and (extra := [name for name in METHOD_FIELDS if getattr(self, name)]):
-            raise UsageError(
-                f"ExportSpec has `methods` and {extra[0]}",
-                hint=f"Give {extra[0]} to the method that it belongs to.",
-            )
+            said = f"ExportSpec has `methods` and {extra[0]}"
+            raise UsageError(said, hint=f"Give {extra[0]} to the method that it belongs to.")
         object.__setattr__(self, "model", _inside(self.model))
 
     @property

@@ -70,10 +70,8 @@ def spec(
     names = _names(model, optimizer)
     rates = {float(group["lr"]) for group in optimizer.param_groups}
     if lr_input and len(rates) > 1:
-        raise UsageError(
-            f"the optimizer's groups have the rates {sorted(rates)}, and `lr` would be one for all",
-            hint="Leave out lr_input, or give all groups one rate.",
-        )
+        said = f"the optimizer's groups have the rates {sorted(rates)}, and `lr` would be one for all"
+        raise UsageError(said, hint="Leave out lr_input, or give all groups one rate.")
     steps = _with_signatures(loss, lr_input=lr_input)
     setattr(model, _HOME, steps(model, optimizer, loss, names, accumulates, clip_norm))
     rate = {"lr": torch.tensor(rates.pop())} if lr_input else {}
@@ -107,10 +105,8 @@ def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[Ten
             hint="Make the optimizer of parameters of this model.",
         )
     if frozen := [known[parameter] for parameter in updated if not parameter.requires_grad]:
-        raise UsageError(
-            f"the optimizer updates {frozen[0]}, which requires no gradient",
-            hint="Leave it out of the optimizer, or let it require one: parameter.requires_grad_().",
-        )
+        said = f"the optimizer updates {frozen[0]}, which requires no gradient"
+        raise UsageError(said, hint="Leave it out of the optimizer, or let it require one: parameter.requires_grad_().")
     counts = {int(known["step"]) for known in optimizer.state.values() if "step" in known}
     if len(counts) > 1:
         raise UsageError(

@@ -209,10 +209,8 @@ def load_photograph(name: str = "astronaut", *, patch_size: int = 16) -> Photogr
     try:
         from skimage import data
     except ImportError as error:
-        raise HostError(
-            "the photographs come with scikit-image, which is not installed",
-            hint="Run `pip install 'exportkit[demo]'`.",
-        ) from error
+        said = "the photographs come with scikit-image, which is not installed"
+        raise HostError(said, hint="Run `pip install 'exportkit[demo]'`.") from error
     entry = _ENTRIES[name]
     return Photograph(crop_to_patches(getattr(data, name)(), patch_size, entry.enlarge), entry.region, entry.subject)
 

@@ -118,10 +118,8 @@ class _Rows:
                 elif contender.name in COMPILERS:
                     failed.append(Measurement(contender.name, contender.what, note=verdict))
                 else:
-                    raise WrongResultError(
-                        f"the results of {contender.name} differ from eager's in {steps.label}: {verdict}",
-                        hint="It was not timed. `exportkit verify` shows details.",
-                    )
+                    said = f"the results of {contender.name} differ from eager's in {steps.label}: {verdict}"
+                    raise WrongResultError(said, hint="It was not timed. `exportkit verify` shows details.")
             # No graphs: AOTInductor's runtime queries events while it runs, which a capture does not allow.
             found = measure(ready, self.device, self.options.seconds, graphs=False)
         measured = [msgspec.structs.replace(m, load_ms=known[m.name][0], error=known[m.name][1]) for m in found]

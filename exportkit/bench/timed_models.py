@@ -190,10 +190,8 @@ def eager_model(
     eager = replace(options.eager, model=model)
     spec = stack.enter_context(rebuild_eager(eager, source, manifest.methods, manifest.state, device))
     if state_sha256(spec.model, spec.state) != source.state_sha256:
-        raise UsageError(
-            f"the weights of {model} have changed since it was exported",
-            hint="Export it again, or give the weights of the export (--weights).",
-        )
+        said = f"the weights of {model} have changed since it was exported"
+        raise UsageError(said, hint="Export it again, or give the weights of the export (--weights).")
     return EagerMethods(spec), None
 
 

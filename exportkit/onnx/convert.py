@@ -142,10 +142,8 @@ class _Conversion:
         if (known := self.functions.known(call)) is not None:
             return known
         if call.name in self._within:
-            raise ExportError(
-                f"the decomposition of {call.name} calls {call.name}",
-                hint="A decomposition computes the operator with others: torch's, or custom ones.",
-            )
+            said = f"the decomposition of {call.name} calls {call.name}"
+            raise ExportError(said, hint="A decomposition computes the operator with others: torch's, or custom ones.")
         self._progress(f"converting {call.name} to a function")
         self._within.append(call.name)
 
@@ -206,10 +204,8 @@ def _keep_dtypes(graph: onnx_ir.Graph, program: torch.export.ExportedProgram) ->
 def _refuse_complex(interface: Interface) -> None:
     for _, tensor in (*interface.inputs, *interface.outputs):
         if tensor.dtype.startswith("complex"):
-            raise ExportError(
-                f"{tensor.name} is {tensor.dtype}, which ONNX Runtime does not compute with",
-                hint="Give and return real tensors, such as torch.view_as_real(x).",
-            )
+            said = f"{tensor.name} is {tensor.dtype}, which ONNX Runtime does not compute with"
+            raise ExportError(said, hint="Give and return real tensors, such as torch.view_as_real(x).")
 
 
 # --- what a program writes: an ONNX model writes into nothing ---------------------------------------------------------

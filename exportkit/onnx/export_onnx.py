@@ -101,10 +101,8 @@ def _check_installed() -> None:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            raise HostError(
-                f"exporting to ONNX needs {name}, which cannot be imported: {error}",
-                hint="Install what it needs with `pip install 'exportkit[onnx]'`.",
-            ) from error
+            said = f"exporting to ONNX needs {name}, which cannot be imported: {error}"
+            raise HostError(said, hint="Install what it needs with `pip install 'exportkit[onnx]'`.") from error
 
 
 def _check_named(decompositions: Mapping[str, Any], operators: Sequence[Operator]) -> None:
@@ -112,7 +110,5 @@ def _check_named(decompositions: Mapping[str, Any], operators: Sequence[Operator
     names = [operator.name for operator in operators]
     for name in decompositions:
         if name not in names:
-            raise UsageError(
-                f"there is a decomposition of {name}, which the model does not call",
-                hint=f"It calls {', '.join(names) or 'no custom operator'}.",
-            )
+            said = f"there is a decomposition of {name}, which the model does not call"
+            raise UsageError(said, hint=f"It calls {', '.join(names) or 'no custom operator'}.")

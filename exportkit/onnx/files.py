@@ -186,10 +186,8 @@ def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReade
     """
     sidecar = _sidecar_of(model) or (_sidecar_of(model.resolve()) if model.is_symlink() else None)
     if sidecar is None:
-        raise OnnxFileError(
-            f"{model.name} has no {sidecar_path(model).name} beside it, which has its digests and recorded cases",
-            hint=f"{_COPY_ALL} Models of other exporters have no sidecar.",
-        )
+        said = f"{model.name} has no {sidecar_path(model).name} beside it, which has its digests and recorded cases"
+        raise OnnxFileError(said, hint=f"{_COPY_ALL} Models of other exporters have no sidecar.")
     with _naming(sidecar):
         reader = PackageReader(sidecar, demand=demand)
     try:
@@ -316,10 +314,8 @@ def _check_digest(path: Path, found: str, written: str) -> None:
 
 
 def _changed(path: Path, how: str) -> OnnxFileError:
-    return OnnxFileError(
-        f"{path.name} is not the file that was exported: {how}",
-        hint=f"It was changed, or it belongs to another export. {_COPY_ALL}",
-    )
+    text = f"{path.name} is not the file that was exported: {how}"
+    return OnnxFileError(text, hint=f"It was changed, or it belongs to another export. {_COPY_ALL}")
 
 
 # --- large weights, which several methods share -----------------------------------------------------------------------

@@ -64,10 +64,8 @@ def import_onnxruntime() -> ModuleType:
     try:
         import onnxruntime
     except ImportError as error:
-        raise HostError(
-            f"ONNX models need ONNX Runtime, which cannot be imported: {error}",
-            hint="Install it with `pip install 'exportkit[onnx]'`.",
-        ) from error
+        said = f"ONNX models need ONNX Runtime, which cannot be imported: {error}"
+        raise HostError(said, hint="Install it with `pip install 'exportkit[onnx]'`.") from error
     module: ModuleType = onnxruntime
     return module
 
@@ -100,10 +98,8 @@ class OnnxSession:
             ("outputs", self._outputs, len(interface.outputs)),
         ):
             if len(names) != count:
-                raise OnnxFileError(
-                    f"{model.name} has {len(names)} {kind}; its sidecar describes {count}",
-                    hint="Export the model again.",
-                )
+                said = f"{model.name} has {len(names)} {kind}; its sidecar describes {count}"
+                raise OnnxFileError(said, hint="Export the model again.")
 
     def _open(self, runtime: ModuleType, model: Path, onnx: Onnx, options: Any) -> Any:
         content = read_model(model, onnx)

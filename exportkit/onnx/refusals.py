@@ -37,10 +37,8 @@ def refused_model(error: Exception, program: torch.export.ExportedProgram) -> Ex
     if node is None and (loops := flow_nodes(program.graph_module)):
         return _refused_flow(error, program, loops)
     place = where_traced(node) if node is not None else ""
-    return ExportError(
-        f"the model cannot become ONNX{' at ' + place if place else ''}: {_problem(error, node)}",
-        hint=_instead(node) or "Write that line with other operators of torch.",
-    )
+    text = f"the model cannot become ONNX{' at ' + place if place else ''}: {_problem(error, node)}"
+    return ExportError(text, hint=_instead(node) or "Write that line with other operators of torch.")
 
 
 def _refused_flow(

@@ -63,10 +63,8 @@ def _refused(message: str, model: onnx_ir.Model, lines: Mapping[str, str]) -> Ex
     found = next(_nodes(model, operator, name), None)
     dtypes = ", ".join(_dtypes(found[1])) if found else ""
     where = f", which comes from {_origin(found[0], found[1], lines)}" if found else ""
-    return ExportError(
-        f"ONNX Runtime has no CPU kernel for {operator}{' of ' + dtypes if dtypes else ''}{where}",
-        hint="Cast to float32 there, or export with --dtype float32.",
-    )
+    text = f"ONNX Runtime has no CPU kernel for {operator}{' of ' + dtypes if dtypes else ''}{where}"
+    return ExportError(text, hint="Cast to float32 there, or export with --dtype float32.")
 
 
 def _nodes(model: onnx_ir.Model, operator: str, name: str) -> Iterator[tuple[onnx_ir.Function | None, onnx_ir.Node]]:

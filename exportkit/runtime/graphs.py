@@ -71,10 +71,8 @@ def graph_use(cuda_graphs: CudaGraphs) -> GraphUse:
     if isinstance(cuda_graphs, bool):
         return "first-use" if cuda_graphs else "none"
     if not isinstance(cuda_graphs, (list, tuple)) or not all(isinstance(sizes, Mapping) for sizes in cuda_graphs):
-        raise UsageError(
-            f"cuda_graphs must be True, False or a list of sizes, got {cuda_graphs!r}",
-            hint='A list of sizes is such as [{"batch": 1, "gh": 28, "gw": 28}].',
-        )
+        said = f"cuda_graphs must be True, False or a list of sizes, got {cuda_graphs!r}"
+        raise UsageError(said, hint='A list of sizes is such as [{"batch": 1, "gh": 28, "gw": 28}].')
     return "captured"
 
 

@@ -139,10 +139,8 @@ class InputPlan:
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """Returns the parameters' values in order when some were given by name, or not at all: what is fixed."""
         if len(args) > len(self._positional):
-            raise InputError(
-                f"{len(args)} positional arguments were given; the package takes {len(self._positional)}: {self}",
-                hint=self._how_to_call(),
-            )
+            said = f"{len(args)} positional arguments were given; the package takes {len(self._positional)}: {self}"
+            raise InputError(said, hint=self._how_to_call())
         if unknown := [name for name in kwargs if name not in self._names]:
             close = difflib.get_close_matches(unknown[0], self._names, 1)
             meant = f"Did you mean `{close[0]}`? " if close else ""
@@ -209,41 +207,31 @@ class InputPlan:
             others = Spans([(name, tensor)])
             for other, beside in tensors[:place] + tensors[place + 1 :]:
                 if others.overlapping(beside):
-                    raise InputError(
-                        f"{name} shares memory with {other}, and the call writes into {name}",
-                        hint="`.clone()` one of them.",
-                    )
+                    said = f"{name} shares memory with {other}, and the call writes into {name}"
+                    raise InputError(said, hint="`.clone()` one of them.")
 
     def _refuse_layout(self, expected: _Input, value: torch.Tensor, *, contiguous: bool) -> NoReturn:
         if contiguous:
             problem = f"must begin at a multiple of {expected.alignment} bytes and be no lazy conjugate or negative"
         else:
             problem = f"must be contiguous, got strides {list(value.stride())}"
-        raise InputError(
-            f"{expected} {problem}, because the call writes into it",
-            hint="`.clone(memory_format=torch.contiguous_format)` makes such a tensor.",
-        )
+        said = f"{expected} {problem}, because the call writes into it"
+        raise InputError(said, hint="`.clone(memory_format=torch.contiguous_format)` makes such a tensor.")
 
     def _refuse_kind(self, value: torch.Tensor, expected: _Input) -> NoReturn:
         if value.dtype is not expected.dtype:
             wanted = str(expected.dtype).removeprefix("torch.")
-            raise InputError(
-                f"{expected} must be {wanted}, got {str(value.dtype).removeprefix('torch.')}",
-                hint=f"`.to(torch.{wanted})` converts it.",
-            )
+            said = f"{expected} must be {wanted}, got {str(value.dtype).removeprefix('torch.')}"
+            raise InputError(said, hint=f"`.to(torch.{wanted})` converts it.")
         if value.device != self.device:
-            raise InputError(
-                f"{expected} must be on {self.device}, {self._reason}; got one on {value.device}",
-                hint=f"`.to({str(self.device)!r})` moves it.",
-            )
+            said = f"{expected} must be on {self.device}, {self._reason}; got one on {value.device}"
+            raise InputError(said, hint=f"`.to({str(self.device)!r})` moves it.")
         raise InputError(f"{expected} has no data: its storage was freed, or it only stands in for a tensor")
 
     def _refuse_storage(self, value: torch.Tensor, expected: _Input) -> NoReturn:
         needed, there = _bytes_needed(value), value.untyped_storage().nbytes()
-        raise InputError(
-            f"{expected} needs {needed} bytes of its storage, which has {there}: it was resized since it was made",
-            hint="`.clone()` it before its storage is resized.",
-        )
+        said = f"{expected} needs {needed} bytes of its storage, which has {there}: it was resized since it was made"
+        raise InputError(said, hint="`.clone()` it before its storage is resized.")
 
     def __str__(self) -> str:
         """The parameters' names, for messages."""
@@ -340,10 +328,8 @@ def _constant_taker(constant: bool | int | float | str | None, path: str) -> _Ta
         same_kind = isinstance(value, type(constant)) and isinstance(value, bool) == isinstance(constant, bool)
         if not (same_kind and value == constant):
             shown = _kind(value) if isinstance(value, torch.Tensor) else repr(value)
-            raise InputError(
-                f"{path} was fixed at export: it must be {constant!r}, got {shown}",
-                hint="Export again with the other value, or with a tensor instead.",
-            )
+            said = f"{path} was fixed at export: it must be {constant!r}, got {shown}"
+            raise InputError(said, hint="Export again with the other value, or with a tensor instead.")
 
     return take
 
@@ -361,10 +347,8 @@ def _check_container(value: Any, node: m.SequenceNode | m.MappingNode | m.NamedT
             raise InputError(f"{path} must have the keys {_listed(node.keys)}, got {_listed(value)}")
     # This process may lack the model's class, so only the fields are compared.
     elif fields_of(value) != node.fields:
-        raise InputError(
-            f"{path} must be a named tuple or a dataclass with the fields {_listed(node.fields)}, got {_kind(value)}",
-            hint=f"collections.namedtuple({node.class_name!r}, {list(node.fields)}) makes one.",
-        )
+        said = f"{path} must be a named tuple or a dataclass with the fields {_listed(node.fields)}, got {_kind(value)}"
+        raise InputError(said, hint=f"collections.namedtuple({node.class_name!r}, {list(node.fields)}) makes one.")
 
 
 def _listed(names: Sequence[str] | Mapping[Any, Any]) -> str:

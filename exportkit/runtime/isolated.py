@@ -151,10 +151,8 @@ def _plain(name: str, value: Any) -> Any:
         return [_plain(name, item) for item in value]
     if isinstance(value, Mapping):
         return {str(key): _plain(name, item) for key, item in value.items()}
-    raise UsageError(
-        f"`{name}` is a {type(value).__qualname__}, which cannot be passed on to a worker process",
-        hint="Give text, a number or a path, or load without isolate=True.",
-    )
+    said = f"`{name}` is a {type(value).__qualname__}, which cannot be passed on to a worker process"
+    raise UsageError(said, hint="Give text, a number or a path, or load without isolate=True.")
 
 
 class WorkerRunner(Runner):

@@ -183,10 +183,8 @@ class Worker:
 
     def _check_ours(self) -> None:
         if not self._process.is_ours:
-            raise UsageError(
-                f"the model {self._name} belongs to the process that loaded it; this process is a fork of it",
-                hint="Load the package in the process that calls it.",
-            )
+            said = f"the model {self._name} belongs to the process that loaded it; this process is a fork of it"
+            raise UsageError(said, hint="Load the package in the process that calls it.")
 
     def _closed(self) -> ModelClosedError:
         return ModelClosedError(f"the model {self._name} {self._closed_reason}", hint="Load the package again.")
@@ -244,10 +242,8 @@ class Worker:
                 self._process.end()
                 how = "gave an unreadable answer" if status is None else describe_end(status)
                 self._closed_reason = f"lost its worker process, which {how}"
-            return ModelRunError(
-                f"the model {self._name} {self._closed_reason}",
-                hint="Its last output is on stderr. Load the package again.",
-            )
+            text = f"the model {self._name} {self._closed_reason}"
+            return ModelRunError(text, hint="Its last output is on stderr. Load the package again.")
 
 
 def _serve(jobs: SimpleQueue[_Job | None]) -> None:

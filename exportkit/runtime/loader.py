@@ -167,10 +167,8 @@ def _check_graphs(options: RunnerOptions, choice: targets.Choice) -> None:
     if options.graphs == "none":
         return
     if choice.target.device == "cpu":
-        raise UsageError(
-            f"cuda_graphs is for a model on CUDA; target {choice.target.name} is for the CPU",
-            hint="Load it without cuda_graphs, or with device='cuda'.",
-        )
+        said = f"cuda_graphs is for a model on CUDA; target {choice.target.name} is for the CPU"
+        raise UsageError(said, hint="Load it without cuda_graphs, or with device='cuda'.")
     if reason := why_no_graphs():
         raise HostError(
             f"there are no CUDA graphs here: {reason}",

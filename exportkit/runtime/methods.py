@@ -175,10 +175,8 @@ class LoadedMethod:
         if plan.state:
             names = ", ".join(code.manifest.state[index].name for index in plan.state[:3])
             more = ", ..." if len(plan.state) > 3 else ""
-            raise UsageError(
-                f"{self.name} of {code.manifest.name} has state ({names}{more}), which belongs to a session",
-                hint=f"`session = model.session()`, then `session.{self.name}(...)`.",
-            )
+            said = f"{self.name} of {code.manifest.name} has state ({names}{more}), which belongs to a session"
+            raise UsageError(said, hint=f"`session = model.session()`, then `session.{self.name}(...)`.")
         runner = code.open_runners()[plan.name]
         outputs = code.run(plan, runner.run, plan.inputs.prepare(args, kwargs))
         return plan.inputs.build_result(outputs)

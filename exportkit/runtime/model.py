@@ -135,10 +135,8 @@ class Model:
         plan = self._code.plan(method)
         runner = self._code.runner(plan.name)
         if plan.state:
-            raise UsageError(
-                f"{plan.name} of {self.manifest.name} has state, so requests cannot be joined for it",
-                hint="`run_steps` joins steps of sessions.",
-            )
+            said = f"{plan.name} of {self.manifest.name} has state, so requests cannot be joined for it"
+            raise UsageError(said, hint="`run_steps` joins steps of sessions.")
         return self._run_joined(plan, runner.run_requests, requests, outputs)
 
     def run_steps(
@@ -182,10 +180,8 @@ class Model:
             )
         count = len(plan.call.outputs)
         if unknown := [number for number in outputs if not 0 <= number < count]:
-            raise UsageError(
-                f"there is no output {unknown[0]}: the package has {count}",
-                hint="`call.outputs` of the method lists them. The first has number 0.",
-            )
+            said = f"there is no output {unknown[0]}: the package has {count}"
+            raise UsageError(said, hint="`call.outputs` of the method lists them. The first has number 0.")
         if (host := self._host_inputs.get(plan.name)) is None:
             host = InputPlan(plan.call, torch.device("cpu"), reason="where requests begin")
             self._host_inputs[plan.name] = host
@@ -260,10 +256,8 @@ class Model:
         try:
             owned = runner.capture(inputs + state, len(inputs))
         except RuntimeError as error:
-            raise ModelRunError(
-                f"calls with {label_of(sizes)} cannot be a CUDA graph: {str(error).partition(chr(10))[0]}",
-                hint="They run without one.",
-            ) from error
+            said = f"calls with {label_of(sizes)} cannot be a CUDA graph: {str(error).partition(chr(10))[0]}"
+            raise ModelRunError(said, hint="They run without one.") from error
         if owned is None:
             raise self._without_graphs()
         return {tensor.name: own for tensor, own in zip(plan.call.inputs, owned)}
@@ -273,10 +267,8 @@ class Model:
         plans = self._code.plans.values()
         fitting = [plan for plan in plans if {each.name for each in plan.call.dimensions} == sizes.keys()]
         if not fitting and len(self.methods) > 1:
-            raise UsageError(
-                f"no method of {self.manifest.name} has the dimensions {', '.join(sizes) or '(none)'}",
-                hint="`methods[name].call.dimensions` lists those of a method.",
-            )
+            said = f"no method of {self.manifest.name} has the dimensions {', '.join(sizes) or '(none)'}"
+            raise UsageError(said, hint="`methods[name].call.dimensions` lists those of a method.")
         for plan in fitting or plans:
             self.capture(plan.name, **sizes)
 
@@ -290,10 +282,8 @@ class Model:
         return graph_report(found, {name: plan.described for name, plan in self._code.plans.items()})
 
     def _without_graphs(self) -> UsageError:
-        return UsageError(
-            f"{self.manifest.name} was loaded without CUDA graphs",
-            hint="`exportkit.load(..., cuda_graphs=True)`, or with a list of sizes.",
-        )
+        text = f"{self.manifest.name} was loaded without CUDA graphs"
+        return UsageError(text, hint="`exportkit.load(..., cuda_graphs=True)`, or with a list of sizes.")
 
     @property
     def weights(self) -> tuple[str, ...]:

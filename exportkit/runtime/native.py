@@ -141,18 +141,14 @@ def use_native() -> bool:
     """
     wanted = os.environ.get("EXPORTKIT_RUNTIME") or "auto"
     if wanted not in ("auto", "cpp", "python"):
-        raise UsageError(
-            f"EXPORTKIT_RUNTIME must be auto, cpp or python, got {wanted!r}",
-            hint="auto uses the C++ runtime if it was built for the installed torch.",
-        )
+        said = f"EXPORTKIT_RUNTIME must be auto, cpp or python, got {wanted!r}"
+        raise UsageError(said, hint="auto uses the C++ runtime if it was built for the installed torch.")
     if wanted == "python":
         return False
     reason = why_unusable()
     if reason and wanted == "cpp":
-        raise HostError(
-            f"EXPORTKIT_RUNTIME is cpp, and the C++ runtime cannot be used with torch {torch.__version__}: {reason}",
-            hint="`make build` builds it for the installed torch, and says what the build needs.",
-        )
+        said = f"EXPORTKIT_RUNTIME is cpp, and the C++ runtime cannot be used with torch {torch.__version__}: {reason}"
+        raise HostError(said, hint="`make build` builds it for the installed torch, and says what the build needs.")
     return not reason
 
 

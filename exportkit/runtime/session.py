@@ -250,10 +250,8 @@ class Session:
                 self._problem = f"an earlier call of {plan.name} failed: {error.message}"
             raise error
         if self._problem is not None:
-            raise SessionBrokenError(
-                f"the session's state may be half written: {self._problem}",
-                hint="`reset()` or `load_state(path)` makes it whole again.",
-            )
+            said = f"the session's state may be half written: {self._problem}"
+            raise SessionBrokenError(said, hint="`reset()` or `load_state(path)` makes it whole again.")
 
     def __enter__(self) -> Self:
         return self

@@ -144,10 +144,8 @@ class LocalState:
         """See `State.check`."""
         for place, tensor in enumerate(inputs):
             if (name := self._spans.overlapping(tensor)) is not None:
-                raise InputError(
-                    f"`{plan.call.inputs[place].name}` shares memory with the session's {name}",
-                    hint="`.clone()` it first.",
-                )
+                said = f"`{plan.call.inputs[place].name}` shares memory with the session's {name}"
+                raise InputError(said, hint="`.clone()` it first.")
 
     def run(self, plan: MethodPlan, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
         """See `State.run`."""
@@ -171,10 +169,8 @@ class LocalState:
                 if runners is not None:
                     self._code.look(plan, runners[name], memory)
                 elif memory[0] != 0:
-                    raise RefusedValueError(
-                        f"a call of {name} refused a value before the model was closed",
-                        hint="The session's state is lost. Load the model, and make another.",
-                    )
+                    said = f"a call of {name} refused a value before the model was closed"
+                    raise RefusedValueError(said, hint="The session's state is lost. Load the model, and make another.")
             except RefusedValueError as error:
                 return plan, error
         return None
@@ -254,10 +250,8 @@ def empty_state(plan: MethodPlan, sizes: Mapping[str, int]) -> list[torch.Tensor
 
 def no_room(error: RuntimeError) -> ModelRunError:
     """Returns what is said where there is no memory for a session's state."""
-    return ModelRunError(
-        f"the state of a session cannot be made: {str(error).partition(chr(10))[0]}",
-        hint="`manifest.state` lists its tensors. Closed sessions free theirs.",
-    )
+    text = f"the state of a session cannot be made: {str(error).partition(chr(10))[0]}"
+    return ModelRunError(text, hint="`manifest.state` lists its tensors. Closed sessions free theirs.")
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -171,10 +171,8 @@ def survey_package(reader: PackageReader, targets: Sequence[Target], device: str
     rejected = {**found.rejected, **late}
     if not fitting:
         lines = "".join(f"\n  {name}: {reason}" for name, reason in rejected.items())
-        raise NoTargetError(
-            f"no target of the package runs here (device {device}):{lines}",
-            hint="Install a newer driver, or export on this machine.",
-        )
+        said = f"no target of the package runs here (device {device}):{lines}"
+        raise NoTargetError(said, hint="Install a newer driver, or export on this machine.")
     return Survey(fitting, rejected)
 
 

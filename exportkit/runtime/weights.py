@@ -130,10 +130,8 @@ def replaced_weights(
             continue
         first, *others = names[weight.name]
         if differing := next((name for name in others if not same_content(given[first], given[name])), None):
-            raise WeightsError(
-                f"{first} and {differing} differ; they are one tensor in the model",
-                hint="Export the model again with untied weights, or give only one of the two.",
-            )
+            said = f"{first} and {differing} differ; they are one tensor in the model"
+            raise WeightsError(said, hint="Export the model again with untied weights, or give only one of the two.")
         if weight.record is None:
             continue
         inside = [
@@ -142,10 +140,8 @@ def replaced_weights(
             if not any(weight.name in constants.values() for constants in target.constants.values())
         ]
         if inside and not same_content(given[first], packaged[weight.name]):
-            raise WeightsError(
-                f"{weight.name} differs from the package's, which is built into the code of target {inside[0]}",
-                hint="Export the model with these weights.",
-            )
+            said = f"{weight.name} differs from the package's, which is built into the code of target {inside[0]}"
+            raise WeightsError(said, hint="Export the model with these weights.")
         tensor = given[first]
         weights[weight.name] = tensor if mapped and tensor.stride() == weight.strides else _laid_out(tensor, weight)
     return weights

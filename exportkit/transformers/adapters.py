@@ -82,10 +82,8 @@ class _Added:
     def __call__(self, layer: nn.Module, given: tuple[Tensor, ...], answer: Tensor) -> Tensor:
         (x,) = given
         if x.dim() != 3:
-            raise UsageError(
-                f"{self._name} reads {list(x.shape)}, without rows, so that a row cannot have an adapter of its own",
-                hint="Leave it out of target_modules.",
-            )
+            said = f"{self._name} reads {list(x.shape)}, without rows, so that a row cannot have an adapter of its own"
+            raise UsageError(said, hint="Leave it out of target_modules.")
         low = torch.bmm(x, self._first.transpose(1, 2))
         return answer + torch.bmm(low, self._second.transpose(1, 2))
 
@@ -107,10 +105,8 @@ def _targets(model: Any, lora: Lora) -> dict[str, Any]:
         its = {name: module for name, module in linear.items() if f".{name}".endswith(f".{target}")}
         if not its:
             known = sorted({name.rpartition(".")[2] for name in linear})
-            raise UsageError(
-                f"{target!r} of target_modules is no linear layer of {type(model).__name__}",
-                hint=f"Its layers' names end with {', '.join(known)}." if known else "It has none.",
-            )
+            said = f"{target!r} of target_modules is no linear layer of {type(model).__name__}"
+            raise UsageError(said, hint=f"Its layers' names end with {', '.join(known)}." if known else "It has none.")
         found |= its
     return found
 

@@ -97,10 +97,8 @@ class ExportkitExporter(HfExporter):
         """
         inputs = {name: value for name, value in sample_inputs.items() if isinstance(value, torch.Tensor)}
         if left := sorted(name for name, value in sample_inputs.items() if name not in inputs and value is not None):
-            raise UsageError(
-                f"the inputs {', '.join(left)} are no tensors",
-                hint="Leave them out; a cache belongs to export_for_generation.",
-            )
+            said = f"the inputs {', '.join(left)} are no tensors"
+            raise UsageError(said, hint="Leave them out; a cache belongs to export_for_generation.")
         one = ExportSpec(model=model, example_kwargs=inputs, dynamic_shapes=config.dynamic_shapes)
         with _without_cache(model):
             return _packaged(one, model, config), _metadata(model, inputs)

@@ -126,22 +126,16 @@ def _state_patterns(session: SessionModel) -> list[str]:
 
 def _adapters(model: Any, forms: Sequence[LayerForm], lora: Lora, batch: int) -> Adapters:
     if any(form.recurs for form in forms):
-        raise UsageError(
-            f"{type(model).__name__} has states that each token changes, with which adapters are not supported",
-            hint="Leave `adapters` out, and export PEFT's model around it.",
-        )
+        said = f"{type(model).__name__} has states that each token changes, with which adapters are not supported"
+        raise UsageError(said, hint="Leave `adapters` out, and export PEFT's model around it.")
     if any(".lora_A." in name for name, _ in model.named_parameters()):
-        raise UsageError(
-            f"{type(model).__name__} has adapters of PEFT's in it already",
-            hint="Give the model without: model.unload() of PEFT's returns it.",
-        )
+        said = f"{type(model).__name__} has adapters of PEFT's in it already"
+        raise UsageError(said, hint="Give the model without: model.unload() of PEFT's returns it.")
     made = Adapters(model, lora, batch)
     held, most = sum(buffer.nbytes for buffer in made.buffers()), 4 * MAX_CASE_BYTES
     if held > most:
-        raise UsageError(
-            f"adapters of rank {lora.rank} take {held:,} bytes for {batch} rows; a recorded session holds {most:,}",
-            hint="Give a smaller rank, or fewer target_modules.",
-        )
+        said = f"adapters of rank {lora.rank} take {held:,} bytes for {batch} rows; a recorded session holds {most:,}"
+        raise UsageError(said, hint="Give a smaller rank, or fewer target_modules.")
     return made
 
 
@@ -190,15 +184,11 @@ def _check_sizes(model: nn.Module, config: Any, cache_length: int, prompt: int, 
             raise UsageError(f"{what} is {number!r}; it must be a whole number from 1 on")
     most = getattr(config, "max_position_embeddings", None)
     if isinstance(most, int) and cache_length > most:
-        raise UsageError(
-            f"cache_length is {cache_length}, and {type(model).__name__} has {most} positions",
-            hint=f"Give at most {most}.",
-        )
+        said = f"cache_length is {cache_length}, and {type(model).__name__} has {most} positions"
+        raise UsageError(said, hint=f"Give at most {most}.")
     if prompt > cache_length:
-        raise UsageError(
-            f"prompt is {prompt}, and the cache holds {cache_length} tokens",
-            hint=f"Give a prompt of at most {cache_length}, or a longer cache.",
-        )
+        said = f"prompt is {prompt}, and the cache holds {cache_length} tokens"
+        raise UsageError(said, hint=f"Give a prompt of at most {cache_length}, or a longer cache.")
 
 
 def _check_turns(session: SessionModel, tokens: Tensor) -> None:
@@ -224,10 +214,8 @@ def _check_images(session: SessionModel, inputs: Mapping[str, Any]) -> None:
     """Refuses a model that does more with images than to read their features in the places of tokens."""
     model = session.model
     if image_token(model) is None or any(form.recurs for form in session.forms):
-        raise UsageError(
-            f"{type(model).__name__} does not read features of images in the places of tokens",
-            hint="Leave `images` out: the text part is exported without.",
-        )
+        said = f"{type(model).__name__} does not read features of images in the places of tokens"
+        raise UsageError(said, hint="Leave `images` out: the text part is exported without.")
     states: list[Tensor] = []  # after all tokens: the words after images see little of them
 
     def keep(_: Any, __: Any, answer: Any) -> None:

@@ -65,10 +65,8 @@ def _form(model: torch.nn.Module, number: int, layer: Any, length: int, prompt: 
         return LayerForm()
     known = isinstance(layer, (DynamicLayer, LinearAttentionCacheLayerMixin)) and "Indexed" not in kind
     if not known or type(layer).__module__ != cache_utils.__name__:  # one of a model's own may keep more
-        raise UsageError(
-            f"layer {number} of {type(model).__name__} remembers in a {kind}, which is not supported",
-            hint=_WHAT_WORKS,
-        )
+        said = f"layer {number} of {type(model).__name__} remembers in a {kind}, which is not supported"
+        raise UsageError(said, hint=_WHAT_WORKS)
     tensors: dict[str, torch.Tensor] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     window = None

@@ -90,10 +90,8 @@ def current() -> StepContext:
     """Returns the step of the call that is running."""
     step = _TURN.get()
     if step is None:
-        raise UsageError(
-            f"the attention {ATTENTION!r} runs in exportkit's methods only",
-            hint='Give the model another one: model.set_attn_implementation("sdpa").',
-        )
+        said = f"the attention {ATTENTION!r} runs in exportkit's methods only"
+        raise UsageError(said, hint='Give the model another one: model.set_attn_implementation("sdpa").')
     return step
 
 

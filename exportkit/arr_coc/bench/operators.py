@@ -54,10 +54,8 @@ def _chosen(
     found: dict[str, TimedOperator], options: OperatorOptions
 ) -> list[tuple[TimedOperator, Benchmark, torch.dtype, Direction]]:
     if unknown := [name for name in options.names if name not in found]:
-        raise UsageError(
-            f"there is no operator {unknown[0]!r} to time",
-            hint=f"The operators are {', '.join(found)}. A package's name ends in .pt2.",
-        )
+        said = f"there is no operator {unknown[0]!r} to time"
+        raise UsageError(said, hint=f"The operators are {', '.join(found)}. A package's name ends in .pt2.")
     chosen = [
         (subject, benchmark, options.dtype or benchmark.dtype, direction)
         for name in options.names or found
@@ -72,10 +70,8 @@ def _chosen(
         names, directions = ", ".join(options.names) or "no operator", " or ".join(options.directions)
         if not options.sizes:
             raise UsageError(f"nothing to time: {names} has no {directions}", hint="Time the other direction.")
-        raise UsageError(
-            f"nothing to time: {names} has no {directions} of size {' or '.join(options.sizes)}",
-            hint=f"The sizes are {'; '.join(sorted(sizes))}.",
-        )
+        said = f"nothing to time: {names} has no {directions} of size {' or '.join(options.sizes)}"
+        raise UsageError(said, hint=f"The sizes are {'; '.join(sorted(sizes))}.")
     return chosen
 
 
@@ -228,10 +224,8 @@ def _bytes(value: Any) -> int:
 def _check(task: _Forward, expected: Sequence[Tensor], actual: Sequence[Tensor]) -> None:
     """Compares an operator's results with the reference's. WrongResultError: they differ."""
     for problem in _problems(task, expected, actual):
-        raise WrongResultError(
-            f"{task.subject.name} {task.direction} at {task.benchmark.size} in {str(task.dtype)[6:]}: {problem}",
-            hint="It was not timed. `pytest tests/arr_coc/ops` shows details.",
-        )
+        said = f"{task.subject.name} {task.direction} at {task.benchmark.size} in {str(task.dtype)[6:]}: {problem}"
+        raise WrongResultError(said, hint="It was not timed. `pytest tests/arr_coc/ops` shows details.")
 
 
 def _problems(task: _Forward, expected: Sequence[Tensor], actual: Sequence[Tensor]) -> Iterator[str]:

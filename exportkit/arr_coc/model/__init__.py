@@ -47,10 +47,8 @@ def export_spec(*, query_tokens: bool = False, **model_kwargs: Any) -> ExportSpe
     """
     check_arguments(model_kwargs, beside=["query_tokens"])
     if model_kwargs.get("encoder") == "given":
-        raise UsageError(
-            "arr-coc needs an encoder other than given",
-            hint="To give features as an input, use MODEL exportkit.arr_coc.model:features_spec.",
-        )
+        said = "arr-coc needs an encoder other than given"
+        raise UsageError(said, hint="To give features as an input, use MODEL exportkit.arr_coc.model:features_spec.")
     model = build(**model_kwargs)
     patch = model.encoder.patch_size
     rows = f"[{max(2, model.encoder.min_rows)}:{MAX_ROWS}]"

@@ -35,10 +35,8 @@ def patch_grid(image: Tensor, patch_size: int) -> tuple[int, int]:
         raise InputError(f"image must be floating, with values in [0, 1], got {image.dtype}; divide bytes by 255 first")
     for name, size in (("height", shape[2]), ("width", shape[3])):
         if size < patch_size or size % patch_size != 0:
-            raise InputError(
-                f"image {name} must be a positive multiple of the patch size {patch_size}, got {size}",
-                hint="Crop, pad or resize the image.",
-            )
+            said = f"image {name} must be a positive multiple of the patch size {patch_size}, got {size}"
+            raise InputError(said, hint="Crop, pad or resize the image.")
     return shape[2] // patch_size, shape[3] // patch_size
 
 

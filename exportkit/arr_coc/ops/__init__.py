@@ -19,10 +19,8 @@ from exportkit.libraries import load_library
 def load_libraries() -> None:
     """Loads libarr_coc_cpu.so, and libarr_coc_cuda.so if torch has CUDA. HostError: they were never built."""
     if "cpu" not in LIBRARIES:
-        raise HostError(
-            f"the operator library is not built: {LIBRARY_DIR} has no libarr_coc_cpu.so",
-            hint="Run `pip install --no-build-isolation -e .` (or `make setup`) with a C++ compiler.",
-        )
+        said = f"the operator library is not built: {LIBRARY_DIR} has no libarr_coc_cpu.so"
+        raise HostError(said, hint="Run `pip install --no-build-isolation -e .` (or `make setup`) with a C++ compiler.")
     load_library(LIBRARIES["cpu"], defines=["arr_coc"])
     if "cuda" in LIBRARIES and torch.version.cuda is not None:
         load_library(LIBRARIES["cuda"], defines=())

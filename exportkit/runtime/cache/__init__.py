@@ -97,10 +97,8 @@ def unpack_target(reader: PackageReader, target: Target, method: str, *, always:
     try:
         str(entry.library).encode()
     except UnicodeEncodeError as error:
-        raise CacheError(
-            f"the name of {entry.folder} is not UTF-8, so torch cannot load code from it",
-            hint="Set EXPORTKIT_CACHE to a directory with a UTF-8 name.",
-        ) from error
+        said = f"the name of {entry.folder} is not UTF-8, so torch cannot load code from it"
+        raise CacheError(said, hint="Set EXPORTKIT_CACHE to a directory with a UTF-8 name.") from error
     return entry
 
 
