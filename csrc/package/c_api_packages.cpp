@@ -6,7 +6,6 @@
 #include "package/cache.h"
 #include "package/consistency.h"
 #include "package/json_fields.h"
-#include "package/json_text.h"
 #include "package/mapping.h"
 #include "package/opened_file.h"
 #include "package/state_files.h"

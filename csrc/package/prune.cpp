@@ -16,7 +16,7 @@
 #include "package/atomic.h"
 #include "package/c_api.h"
 #include "package/cache.h"
-#include "package/json_text.h"
+#include "package/text.h"
 #include "package/trust_records.h"
 
 namespace exportkit {

@@ -6,7 +6,6 @@
 #include <tuple>
 
 #include "package/json_fields.h"
-#include "package/json_text.h"
 #include "package/text.h"
 
 namespace exportkit::safetensors {

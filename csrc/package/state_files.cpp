@@ -12,7 +12,6 @@
 #include "package/errors.h"
 #include "package/guarded.h"
 #include "package/json_fields.h"
-#include "package/json_text.h"
 #include "package/text.h"
 
 namespace exportkit {

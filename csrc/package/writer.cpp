@@ -16,8 +16,8 @@
 #include "package/digests.h"
 #include "package/errors.h"
 #include "package/in_threads.h"
-#include "package/json_text.h"
 #include "package/reader.h"
+#include "package/text.h"
 
 namespace exportkit {
 namespace {

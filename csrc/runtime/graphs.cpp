@@ -12,7 +12,6 @@
 
 #include <algorithm>
 
-#include "package/json_text.h"
 #include "package/text.h"
 #include "runtime/overlaps.h"
 #include "runtime/streams.h"

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <span>
 
 #include "package/json_fields.h"
-#include "package/json_text.h"
 #include "package/text.h"
 #include "triton/errors.h"
 
@@ -179,6 +179,38 @@ bool within(const std::vector<int64_t>& given, const exportkit_tensor_info& tens
   return true;
 }
 
+using TensorInfos = std::span<const exportkit_tensor_info* const>;
+
+// `batched`: the first size is the rows of a batch, which the configuration does not have.
+std::string tensors_config(TensorInfos tensors, bool batched) {
+  return json_list(tensors, [&](const exportkit_tensor_info* tensor) { return tensor_config(*tensor, batched); });
+}
+
+// Checks what config.pbtxt says of the inputs or outputs, of which it may have to list `all`. Failure.
+void check_given(const std::string& kind, const std::vector<GivenTensor>& given, TensorInfos tensors, bool batched,
+                 bool all) {
+  const auto refuse = [&](const std::string& why) {
+    throw Failure(TRITONSERVER_ERROR_INVALID_ARG, "config.pbtxt contradicts the package: ", why, ". Without `", kind,
+                  "` it is completed from the package: ", tensors_config(tensors, batched));
+  };
+  for (const GivenTensor& each : given) {
+    const auto found = std::ranges::find_if(tensors, [&](const auto* tensor) { return each.name == tensor->name; });
+    if (found == tensors.end()) refuse("there is no " + kind + " `" + each.name + "`");
+    const exportkit_tensor_info& tensor = **found;
+    if (each.dtype != dtype_of(tensor).config) {
+      refuse("`" + each.name + "` is " + each.dtype + ", the package has " + tensor.dtype);
+    }
+    if (!within(each.dims, tensor, batched)) {
+      refuse("`" + each.name + "` has the dims " + shown(each.dims) + ", the package " +
+             shown(dims_of(tensor, batched)));
+    }
+  }
+  for (const auto* tensor : tensors) {
+    const bool listed = std::ranges::any_of(given, [&](const GivenTensor& each) { return each.name == tensor->name; });
+    if (all && !listed) refuse("it does not have the " + kind + " `" + tensor->name + "`");
+  }
+}
+
 }  // namespace
 
 ModelConfig read_config(std::string_view text) {
@@ -257,33 +289,5 @@ std::string completed(const ModelConfig& config, const Served& served) {
 }
 
 TRITONSERVER_DataType triton_dtype(const exportkit_tensor_info& tensor) { return dtype_of(tensor).triton; }
-
-std::string tensors_config(TensorInfos tensors, bool batched) {
-  return json_list(tensors, [&](const exportkit_tensor_info* tensor) { return tensor_config(*tensor, batched); });
-}
-
-void check_given(const std::string& kind, const std::vector<GivenTensor>& given, TensorInfos tensors, bool batched,
-                 bool all) {
-  const auto refuse = [&](const std::string& why) {
-    throw Failure(TRITONSERVER_ERROR_INVALID_ARG, "config.pbtxt contradicts the package: ", why, ". Without `", kind,
-                  "` it is completed from the package: ", tensors_config(tensors, batched));
-  };
-  for (const GivenTensor& each : given) {
-    const auto found = std::ranges::find_if(tensors, [&](const auto* tensor) { return each.name == tensor->name; });
-    if (found == tensors.end()) refuse("there is no " + kind + " `" + each.name + "`");
-    const exportkit_tensor_info& tensor = **found;
-    if (each.dtype != dtype_of(tensor).config) {
-      refuse("`" + each.name + "` is " + each.dtype + ", the package has " + tensor.dtype);
-    }
-    if (!within(each.dims, tensor, batched)) {
-      refuse("`" + each.name + "` has the dims " + shown(each.dims) + ", the package " +
-             shown(dims_of(tensor, batched)));
-    }
-  }
-  for (const auto* tensor : tensors) {
-    const bool listed = std::ranges::any_of(given, [&](const GivenTensor& each) { return each.name == tensor->name; });
-    if (all && !listed) refuse("it does not have the " + kind + " `" + tensor->name + "`");
-  }
-}
 
 }  // namespace exportkit::triton

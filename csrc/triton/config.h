@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <map>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -69,16 +68,7 @@ void check_config(const ModelConfig& config, const Served& served);
 // The complete configuration, as far as Triton takes it from a backend.
 std::string completed(const ModelConfig& config, const Served& served);
 
-using TensorInfos = std::span<const exportkit_tensor_info* const>;
-
 // Failure: Triton has no such dtype.
 TRITONSERVER_DataType triton_dtype(const exportkit_tensor_info& tensor);
-
-// `batched`: the first size is the rows of a batch, which the configuration does not have.
-std::string tensors_config(TensorInfos tensors, bool batched);
-
-// Checks what config.pbtxt says of the inputs or outputs, of which it may have to list `all`. Failure.
-void check_given(const std::string& kind, const std::vector<GivenTensor>& given, TensorInfos tensors, bool batched,
-                 bool all);
 
 }  // namespace exportkit::triton

@@ -34,7 +34,7 @@ def program(path: Path, *sources: Path, flags: Sequence[str | Path] = ("-O1",)) 
 def operators() -> Any:
     """Compiles and loads it."""
     sources = [Path(__file__).with_name("graphs_on_cpu.cpp"), RUNTIME / "graphs.cpp"]
-    sources += [ROOT / "csrc/package/text.cpp", ROOT / "csrc/package/json_text.cpp"]
+    sources.append(ROOT / "csrc/package/text.cpp")
     command = ["g++", "-std=c++20", "-O0", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", *INCLUDES, *sources]
     command += [f"-L{TORCH / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10", "-Wl,--as-needed"]
     headers = [RUNTIME / f"{name}.h" for name in ("graphs", "recorder")]

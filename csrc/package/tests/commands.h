@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "package/errors.h"
-#include "package/json_text.h"
+#include "package/text.h"
 
 using exportkit::json_text;
 using Words = std::vector<std::string>;

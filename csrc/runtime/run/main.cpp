@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "package/json_fields.h"
-#include "package/json_text.h"
+#include "package/text.h"
 #include "runtime/run/options.h"
 #include "runtime/run/shown.h"
 

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <iterator>
 
-#include "package/json_text.h"
 #include "package/text.h"
 
 namespace exportkit::run {
