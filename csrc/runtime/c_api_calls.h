@@ -16,11 +16,34 @@
 #include "exportkit/runtime.h"
 #include "package/errors.h"
 #include "package/text.h"
-#include "runtime/c_api_description.h"
 #include "runtime/c_api_errors.h"
 #include "runtime/dlpack_tensors.h"
 
 namespace exportkit {
+
+// The C structures that describe a model, with all that they point to.
+class Description {
+ public:
+  // `model` must outlive this object: its strings are not copied.
+  explicit Description(const Model& model);
+  Description(const Description&) = delete;
+  Description& operator=(const Description&) = delete;
+
+  const exportkit_description& c() const { return description_; }
+
+ private:
+  template <class Kept>
+  const Kept& keep(Kept kept);
+  template <class Structure>
+  const Structure* const* pointers(std::vector<Structure> structures);
+  const exportkit_tensor_info* const* tensors(const std::vector<TensorInfo>& described);
+  const exportkit_dimension* const* dimensions(const std::vector<DimensionRange>& described);
+  const exportkit_case_info* const* cases(const Model& model);
+
+  std::vector<std::shared_ptr<const void>> kept_;
+  const std::string device_;
+  exportkit_description description_{};
+};
 
 // Texts that a caller may read until the model is closed. Any thread may use it.
 class Texts {

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "runtime/session_impl.h"
+#include "runtime/impl.h"
 
 namespace exportkit {
 

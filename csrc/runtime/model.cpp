@@ -10,8 +10,7 @@
 #include "package/errors.h"
 #include "package/text.h"
 #include "runtime/compare.h"
-#include "runtime/model_impl.h"
-#include "runtime/opened_package.h"
+#include "runtime/impl.h"
 #include "runtime/streams.h"
 #include "runtime/weights.h"
 

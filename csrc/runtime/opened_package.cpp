@@ -1,5 +1,3 @@
-#include "runtime/opened_package.h"
-
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
@@ -14,6 +12,7 @@
 #include "package/text.h"
 #include "package/trust_records.h"
 #include "runtime/cuda_driver.h"
+#include "runtime/impl.h"
 
 namespace exportkit {
 namespace {

@@ -22,7 +22,7 @@
 #include "package/errors.h"
 #include "package/targets.h"
 #include "package/text.h"
-#include "runtime/opened_package.h"
+#include "runtime/impl.h"
 
 namespace exportkit {
 namespace {

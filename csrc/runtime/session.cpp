@@ -2,7 +2,7 @@
 
 #include "package/errors.h"
 #include "package/text.h"
-#include "runtime/session_impl.h"
+#include "runtime/impl.h"
 #include "runtime/streams.h"
 
 namespace exportkit {

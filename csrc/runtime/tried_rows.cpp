@@ -8,8 +8,8 @@
 #include "package/errors.h"
 #include "package/text.h"
 #include "runtime/compare.h"
+#include "runtime/impl.h"
 #include "runtime/joined_steps.h"
-#include "runtime/session_impl.h"
 #include "runtime/state.h"
 
 namespace exportkit {
