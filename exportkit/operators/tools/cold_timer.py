@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,6 +11,7 @@ import torch
 T = TypeVar("T")
 
 _CPU_CACHES = 64 << 20  # bytes, which the last caches of most CPUs do not hold
+_IDLE = 5e-5  # seconds; to wait for a device that has nothing to do takes less
 _CUDA_FILLS = 20  # about a millisecond, in which a call is launched
 
 
@@ -23,7 +23,6 @@ class ColdTimer:
         self._cuda = device.type == "cuda"
         size = 4 * torch.cuda.get_device_properties(device).L2_cache_size if self._cuda else _CPU_CACHES
         self._other = torch.empty(size, dtype=torch.uint8, device=device)
-        self._idle = statistics.median(_seconds_until_idle() for _ in range(20)) if self._cuda else 0.0
 
     def time(self, call: Callable[[], T]) -> tuple[T, float]:
         """Returns what a call returns, and its milliseconds.
@@ -43,11 +42,7 @@ class ColdTimer:
         result = call()
         end.record()
         end.synchronize()
-        beside = max(0.0, _seconds_until_idle() - self._idle)
-        return result, start.elapsed_time(end) + beside * 1e3
-
-
-def _seconds_until_idle() -> float:
-    begin = time.perf_counter()
-    torch.cuda.synchronize()
-    return time.perf_counter() - begin
+        begin = time.perf_counter()
+        torch.cuda.synchronize()
+        beside = time.perf_counter() - begin
+        return result, start.elapsed_time(end) + (beside * 1e3 if beside > _IDLE else 0.0)
