@@ -51,7 +51,7 @@ def make_calls(command: MakeCalls) -> CallsMade:
                 if timer is None:
                     answers[number] = trial.used_up(call)
                 else:
-                    result, took = timer.time(partial(trial.run, call))
+                    result, took = timer.time(partial(trial.run, call), call.tensors)
                     answers[number] = trial.produced(call, result)
                     milliseconds.append(took)
             except Exception as error:

@@ -125,9 +125,9 @@ class _Judge:
         for call in self._calls:
             milliseconds = {}
             for name in against:
-                run = partial(self._trial.run, call.copied(), ways[name])
+                own = call.copied()
                 with torch.no_grad():
-                    result, milliseconds[name] = timer.time(run)
+                    result, milliseconds[name] = timer.time(partial(self._trial.run, own, ways[name]), own.tensors)
             moved = sum(tensor.nbytes for tensor in call.tensors + tensors(result))
             dtype = str(call.floating_dtype or call.tensors[0].dtype).removeprefix("torch.")
             sizes = ", ".join("x".join(map(str, tensor.shape)) or "1" for tensor in call.tensors)
