@@ -35,7 +35,8 @@ class ColdTimer:
             begin = time.perf_counter()
             result = call()
             return result, (time.perf_counter() - begin) * 1e3
-        last = [each[(-1,) * each.dim()] for each in inputs if each.is_floating_point() and each.numel()]
+        floats = [each for each in inputs if each.is_floating_point() and each.itemsize > 1 and each.numel()]
+        last = [each[(-1,) * each.dim()] for each in floats]
         values = [number.clone() for number in last]
         for number in last:
             number.fill_(torch.nan)

@@ -59,3 +59,16 @@ def keeping(x: torch.Tensor) -> torch.Tensor:
     if x.shape not in _answers:
         _answers[x.shape] = own(x)
     return _answers[x.shape].clone()
+
+
+def aside(x: torch.Tensor) -> torch.Tensor:
+    """Computes on another stream, which does not wait for this one."""
+    out = torch.empty_like(x)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.mul(x, 2, out=out)
+    return out
+
+
+library.define("aside(Tensor x) -> Tensor")
+library.impl("aside", aside, "CUDA")
+torch.library.register_fake("candidates::aside", torch.empty_like, lib=library)

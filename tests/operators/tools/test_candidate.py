@@ -100,6 +100,12 @@ def test_a_kernel_whose_timed_answers_are_wrong_is_not_timed(tmp_path: Path, nam
     assert not (tmp_path / "out.json").exists()
 
 
+@pytest.mark.cuda
+def test_a_kernel_that_works_before_its_inputs_are_there_is_not_timed(tmp_path: Path, capsys) -> None:
+    assert time_it(tmp_path, "aside", "--against", "eager", "--device", "cuda") == 1
+    assert "candidates::aside is not timed. An answer of the kernel's process must" in capsys.readouterr().err
+
+
 def test_what_is_timed_needs_a_reference_and_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "ops", "--candidate", str(KERNELS)]) == 2
     assert "--candidate needs --reference" in capsys.readouterr().err
