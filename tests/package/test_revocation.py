@@ -267,8 +267,8 @@ def test_the_command_makes_a_list_and_adds_to_it(
     code, out, _ = run(capsys, "verify", path, "--against", "cases", "--json")
     only = json.loads(out)["checks"][0]
     assert (code, only["label"], only["verdict"]["error"]) == (3, "signature", "RevokedError")
-    finding = doctor._policies()
+    finding = doctor._looked("policies", doctor._policies)
     assert "sequence 2) revokes keys: 1, packages: 1" in finding.detail
     revoked.unlink()
-    finding = doctor._policies()
+    finding = doctor._looked("policies", doctor._policies)
     assert not finding.ok
