@@ -31,18 +31,18 @@ std::filesystem::path user_folder(const char* variable, const char* in_home);
 
 inline constexpr size_t kSmallFileBytes = size_t{64} << 10;
 
-// Reads a file of at most so many bytes; nothing if there is no file. If `guarded`, refuses a file that other users can
-// change or replace. std::system_error if it cannot be read; std::invalid_argument, such as "is not a plain file", if
-// it is refused.
+// Returns a file's content, or nothing if there is no file. Throws std::system_error if it cannot be read, and
+// std::invalid_argument, such as "is not a plain file", if it is refused: it is no plain file, it is too large, or,
+// with `guarded`, other users can change or replace it.
 std::optional<std::string> read_limited(const std::filesystem::path& path, bool guarded = false,
                                         size_t most = kSmallFileBytes);
 
-// Says what is wrong with a file, such as "cannot be read: Permission denied". Call it where you catch an exception of
-// `read_limited` or of a JsonReader. It rethrows any other.
+// Returns what is wrong with a file, such as "cannot be read: Permission denied". Call it in a `catch` around
+// `read_limited` or a JsonReader. It rethrows other exceptions.
 std::string file_problem();
 
-// Reads a signature file of either form without checking it; nothing if there is no file. SignatureError if it is too
-// large or not a plain file; UsageError if it cannot be read.
+// Returns the content of a signature file, unchecked, or nothing if there is no file. Throws SignatureError if it is
+// too large or not a plain file, and UsageError if it cannot be read.
 std::optional<std::string> read_signature_file(const std::filesystem::path& file);
 
 }  // namespace exportkit

@@ -84,7 +84,7 @@ EK_API int ek_package_open_descriptor(int descriptor, const ek_demand* demand, e
 /* The same for what arrived, which is sealed first: nothing can be written to it afterwards. */
 EK_API int ek_package_open_arrived(ek_arriving* arriving, const ek_demand* demand, ek_package** package);
 EK_API void ek_package_close(ek_package* package);
-/* The file's name, or what was given instead of a path, for messages. */
+/* The name that messages use: the file's, or what the caller gave in place of a path. */
 EK_API const char* ek_package_name(const ek_package* package);
 /* The bytes of the checked manifest, valid until the package is closed. */
 EK_API ek_text ek_package_manifest(const ek_package* package);

@@ -56,7 +56,7 @@ struct FileState {
 
 // An open file with the layout of a package. Its manifest is not yet parsed or trusted.
 //
-// The file is opened once, so what was checked is what is read, even if the path names another file by then.
+// Opens a file once. What it checked is what it reads, even if the path then names another file.
 class PackageFile {
  public:
   // Takes over a file and checks rules 1 to 6. Throws the error class of the broken rule.
@@ -66,7 +66,7 @@ class PackageFile {
 
   // Empty if it was not opened by a path. Then no other file belongs to it, such as a signature.
   const std::filesystem::path& path() const { return opened_file_.path; }
-  // The file's name, or what was given instead of a path, for messages.
+  // The name that messages use: the file's, or what the caller gave in place of a path.
   const std::string& name() const { return opened_file_.name; }
   // The path, or else the name.
   std::filesystem::path place() const { return path().empty() ? std::filesystem::path(name()) : path(); }
@@ -75,7 +75,7 @@ class PackageFile {
   uint64_t size() const { return static_cast<uint64_t>(opened_.size); }
   // What an OCI image layout says of it, if it is in one.
   const std::optional<PackageLayer>& layer() const { return opened_file_.layer; }
-  // What the file was when it was opened, and what it is now.
+  // The file's state when it was opened, and now.
   const FileState& opened() const { return opened_; }
   struct stat status() const;
 

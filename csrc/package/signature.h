@@ -1,6 +1,6 @@
-// Detached signatures: in this format's own form (FORMAT.md, "Signatures"), and in that of OpenSSF model signing made
-// with an elliptic curve key, which is a Sigstore bundle with a DSSE envelope around an in-toto statement. A package
-// needs the digest of one file from a bundle; any other content is refused.
+// Detached signatures in two forms. One is this format's own (FORMAT.md, "Signatures"). The other is OpenSSF model
+// signing with an elliptic curve key: a Sigstore bundle with a DSSE envelope around an in-toto statement. Such a bundle
+// must have the digest of one file; any other content is refused.
 #pragma once
 
 #include <filesystem>

@@ -268,7 +268,7 @@ class Names {
   std::vector<std::pair<std::string, size_t>> names_;
 };
 
-// The shape after padding with zeros; nothing if the tensor does not fit. PEFT's adapters have no rows.
+// Returns the shape after padding with zeros, or nothing if the tensor does not fit. PEFT's adapters have no rows.
 std::optional<Shape> padded(const StateTensor& state, const RowSizes& sizes, const Place& place,
                             const std::optional<LoraName>& lora, bool own) {
   Shape shape = shape_at(state.shape, sizes);

@@ -46,8 +46,8 @@ std::vector<StateValue> match_whole_state(const Manifest& manifest, const std::m
 //
 // With `one_row`, they are values of one row, and each tensor of the state must have rows.
 //
-// StateError: the file has no tensors, or a tensor of it fits none or several of the state's. Or the configuration
-// cannot be read, or describes more than LoRA.
+// Throws StateError if the file has no tensors, if one of them matches none or several of the state's, or if the
+// configuration cannot be read or describes more than LoRA.
 std::vector<StateValue> match_part_of_state(const Manifest& manifest, const std::map<std::string, int64_t>& sizes,
                                             const StateFile& file, bool one_row);
 

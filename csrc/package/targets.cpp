@@ -424,8 +424,8 @@ std::optional<Version> newest_ptx(std::string_view code) {
 std::optional<std::string> ptx_rejection(const Version& ptx, const std::string& driver) {
   const Version needed = cuda_of(ptx);
   if (needed <= minor_version(driver)) return std::nullopt;
-  return "it has no machine code for this GPU, and the driver cannot compile its PTX " + text(ptx) +
-         ", which needs a " + "driver for CUDA " + text(needed) + ": this one supports CUDA " + driver;
+  return "it has no machine code for this GPU, and its PTX " + text(ptx) + " needs a driver for CUDA " + text(needed) +
+         "; this one supports CUDA " + driver;
 }
 
 }  // namespace exportkit

@@ -21,7 +21,8 @@ struct RevocationList {
   std::map<std::string, std::string> packages;  // by the manifest's sha256
 };
 
-// Reads a list that anybody may change and returns its text; empty if there is no file. UsageError.
+// Returns the text of a revocation list, or nothing in it if there is no file. Other users may change the list. Throws
+// UsageError if it cannot be read or does not follow FORMAT.md.
 std::string revocations_text(const std::filesystem::path& path);
 
 inline constexpr const char* kSystemPolicy = "/etc/exportkit/policy.json";

@@ -14,6 +14,7 @@ from tests.operators.scaffold.scaffolded import imported
 FOLDER = EXAMPLES / "speech"
 imported("exportkit_speech", FOLDER / "exportkit_speech" / "__init__.py")
 
+# Below, since the lines above make the example importable.
 from exportkit_speech import __main__ as command  # noqa: E402
 from exportkit_speech import detector, listen, recording, speech_times  # noqa: E402
 

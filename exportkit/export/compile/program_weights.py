@@ -197,6 +197,7 @@ def tensor_identity(name: str, tensor: torch.Tensor) -> Any:
 
 def _read(program: torch.export.ExportedProgram) -> list[str]:
     """Returns the names of the state that the program's outputs or checks depend on."""
+    # torch calls placeholders impure, too, which would make each weight one that is read.
     ends = [node for node in program.graph.nodes if node.op != "placeholder" and node.is_impure()]
     used = {node.name for node in needed_for(ends)}
     return [

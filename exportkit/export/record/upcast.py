@@ -22,6 +22,10 @@ _aten = torch.ops.aten
 _CHOOSING = (_aten.embedding.default, _aten.index_select.default)  # of the first argument, exact in any dtype
 
 
+class ParameterWrittenError(Exception):
+    """A model writes to a parameter that was left narrow. Its reference is computed with all of it upcast instead."""
+
+
 class Upcast(UncompiledMode):
     """Computes each operator in a wider dtype, also where the model's code names a narrower one.
 
@@ -37,8 +41,9 @@ class Upcast(UncompiledMode):
     def __init__(self, wide: torch.dtype, narrow: torch.dtype, *, lazily: bool = False) -> None:
         """Upcasts to `wide` what a model computes in `narrow` or its like.
 
-        `lazily`: parameters are upcast where they are used, and none stays. A model that writes to one does not work
-        then, nor one that compares their dtype with that of inputs, as torch's convolutions do.
+        `lazily`: parameters are upcast where they are used, and none stays. A model that writes to one raises
+        ParameterWrittenError then, and one that compares their dtype with that of inputs, as torch's convolutions do,
+        raises torch's error.
         """
         super().__init__()
         self.narrowest = narrow
@@ -66,7 +71,7 @@ class Upcast(UncompiledMode):
         given = mapped(torch.dtype, self._wider, (args, kwargs or {}))
         if self._narrow and isinstance(func, torch._ops.OpOverload):
             if func._schema.is_mutable and not self._narrow.isdisjoint(written_leaves(func, args, kwargs or {})):
-                raise NotImplementedError("a parameter is written")
+                raise ParameterWrittenError("a parameter that is upcast where it is used cannot be written")
             if args and isinstance(args[0], torch.Tensor) and args[0] in self._narrow:
                 if func in _CHOOSING:
                     return cast(func(*args, **(kwargs or {})), self._wide)
