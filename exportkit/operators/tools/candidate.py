@@ -189,8 +189,7 @@ def _judge(source: OperatorSource, options: CheckOptions, checked: Checked) -> K
             seconds = float(options.timeout * max(len(calls), 1))
             made = kernel.result(MakeCalls(operator, calls, folder), CallsMade, timeout=seconds)
         except (ChildEndedError, TimeoutError) as error:
-            how = describe_end(error.status) if isinstance(error, ChildEndedError) else "did not answer in time"
-            finding = _wrong(f"The process of the kernel {how}.", "Without --candidate, the checks name the call.")
+            finding = _wrong(how_it_ended(error), "Without --candidate, the checks name the call.")
             return KernelTrial(len(calls), 0, (), (finding,))
         answer = judge.result(JudgeAnswers(made.dispatched), Judged)
         findings = answer.findings
@@ -199,6 +198,12 @@ def _judge(source: OperatorSource, options: CheckOptions, checked: Checked) -> K
             message = f"The kernel refuses each call that the reference takes: {said}."
             findings = (_wrong(message, "Give calls that both take: --calls."),)
         return KernelTrial(len(calls), answer.compared, made.dispatched, findings)
+
+
+def how_it_ended(error: ChildEndedError | TimeoutError) -> str:
+    """Says how the process of a kernel ended."""
+    how = describe_end(error.status) if isinstance(error, ChildEndedError) else "did not answer in time"
+    return f"The process of the kernel {how}."
 
 
 def _wrong(message: str, hint: str) -> Finding:

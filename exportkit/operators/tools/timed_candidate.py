@@ -16,6 +16,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from exportkit.child.child_client import ChildEndedError
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.operators.tools.candidate import (
     CallsMade,
@@ -27,6 +28,7 @@ from exportkit.operators.tools.candidate import (
     LoadCandidate,
     MakeCalls,
     given_for,
+    how_it_ended,
     two_processes,
 )
 from exportkit.operators.tools.checking import CheckOptions
@@ -62,7 +64,7 @@ def timed(
 
     Raises:
         UsageError: An operator has no calls.
-        WrongResultError: The kernel refuses a call, or an answer differs from the reference's.
+        WrongResultError: The kernel refuses a call, its process ends, or an answer differs from the reference's.
     """
     for operator, reference in options.references.items():
         calls = given_for(operator, options.calls)
@@ -88,7 +90,11 @@ def _timed_operator(
                 break
             seeded = replace(draw, options=replace(options, seed=options.seed + number))
             calls = judge.result(seeded, JudgedCalls).calls
-            made = kernel.result(MakeCalls(draw.operator, calls, folder, timed=True), CallsMade)
+            try:
+                limit = float(options.timeout * len(calls))
+                made = kernel.result(MakeCalls(draw.operator, calls, folder, timed=True), CallsMade, timeout=limit)
+            except (ChildEndedError, TimeoutError) as error:
+                raise _not_timed(draw.operator, how_it_ended(error)) from error
             clock = _clock(options.device)
             judged = judge.result(JudgeAnswers((), tuple(against)), Judged)
             _check(draw.operator, made, judged)
@@ -107,10 +113,13 @@ def _check(operator: str, made: CallsMade, judged: Judged) -> None:
         f"It refuses a call: {why}." for why in made.refused.values()
     ]
     if wrong:
-        raise WrongResultError(
-            f"{operator} is not timed. {wrong[0]}",
-            hint="`exportkit ops check --candidate` names the call.",
-        )
+        raise _not_timed(operator, wrong[0])
+
+
+def _not_timed(operator: str, why: str) -> WrongResultError:
+    return WrongResultError(
+        f"{operator} is not timed. {why}", hint="`exportkit ops check` of the library names the call."
+    )
 
 
 def _clock(device: str) -> float:

@@ -106,6 +106,13 @@ def test_a_kernel_that_works_before_its_inputs_are_there_is_not_timed(tmp_path: 
     assert "candidates::aside is not timed. An answer of the kernel's process must" in capsys.readouterr().err
 
 
+def test_a_kernel_that_ends_its_process_is_an_error_that_says_so(tmp_path: Path, capsys) -> None:
+    assert time_it(tmp_path, "crashing", "--against", "eager") == 1
+    assert (
+        "candidates::crashing is not timed. The process of the kernel was killed by SIGABRT" in capsys.readouterr().err
+    )
+
+
 def test_what_is_timed_needs_a_reference_and_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "ops", "--candidate", str(KERNELS)]) == 2
     assert "--candidate needs --reference" in capsys.readouterr().err
