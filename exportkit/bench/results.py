@@ -8,7 +8,7 @@ import msgspec
 
 FORMAT_VERSION = 1
 OURS = "exportkit"
-"""The measurement that the others are compared with."""
+"""The measurement that the others are compared with, but for a candidate's."""
 
 OURS_GRAPHS = "exportkit with CUDA graphs"
 """The same with `cuda_graphs`."""
@@ -42,7 +42,7 @@ class Measurement(ResultStruct, frozen=True):
     """One way to do the work.
 
     Attributes:
-        name: "exportkit", "eager", "compile", "library"; for packages also OURS_GRAPHS, "max-autotune",
+        name: "exportkit" or "candidate", "eager", "compile", "library"; for packages also OURS_GRAPHS, "max-autotune",
             "reduce-overhead", "freezing", "onnxruntime" and the names of other files.
         what: A description of the call.
         call: The time of one call from Python, including launches. None if it failed.
@@ -75,7 +75,7 @@ class Row(ResultStruct, frozen=True):
         moved_bytes: The bytes that any code must move: every input read once, every output written once. None for a
             whole model.
         limit: The milliseconds for these bytes at the rate of a large copy, measured in the same run.
-        measurements: The measurements, exportkit's first.
+        measurements: The measurements, first the one that the others are compared with: exportkit's or a candidate's.
     """
 
     subject: str
@@ -91,6 +91,11 @@ class Row(ResultStruct, frozen=True):
         """Identifies the same measurement in another run."""
         return self.subject, self.size, self.dtype, self.direction
 
+    @property
+    def ours(self) -> Measurement:
+        """The measurement that the others are compared with."""
+        return self.measurements[0]
+
     def get(self, name: str) -> Measurement | None:
         """Returns the measurement with this name; None if there is none."""
         return next((m for m in self.measurements if m.name == name), None)
@@ -105,26 +110,25 @@ class Row(ResultStruct, frozen=True):
 
         Of a package with and without CUDA graphs, the faster call counts.
         """
-        ours, other = self.get(OURS), self.get(name)
-        if ours is None or other is None:
+        other = self.get(name)
+        if other is None:
             return None
-        if ours.kernels and other.kernels:
-            return other.kernels.median / ours.kernels.median
-        graphs = self.get(OURS_GRAPHS)
-        calls = [m.call.median for m in (ours, graphs) if m and m.call]
+        if self.ours.kernels and other.kernels:
+            return other.kernels.median / self.ours.kernels.median
+        calls = [m.call.median for m in (self.ours, self.get(OURS_GRAPHS)) if m and m.call]
         return other.call.median / min(calls) if calls and other.call else None
 
     @property
     def best(self) -> tuple[str, float] | None:
         """The fastest alternative and its ratio to exportkit's time; below 1 if it is faster than exportkit."""
-        ours = (OURS, OURS_GRAPHS, OURS_EAGER)
+        ours = (self.ours.name, OURS_GRAPHS, OURS_EAGER)
         ratios = [(ratio, m.name) for m in self.measurements if m.name not in ours and (ratio := self.ratio(m.name))]
         return (min(ratios)[1], min(ratios)[0]) if ratios else None
 
     @property
     def of_limit(self) -> float | None:
         """The share of the copy rate that exportkit reaches; above 1 if a cache holds the data."""
-        ours = self.time(OURS)
+        ours = self.time(self.ours.name)
         return self.limit / ours.median if ours and self.limit is not None else None
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from exportkit.bench.results import OURS, Key, Results, Row, Timing
+from exportkit.bench.results import Key, Results, Row, Timing
 
-_NAMES = {OURS: "exportkit", "compile": "torch.compile", "onnxruntime": "ONNX Runtime"}
+_NAMES = {"compile": "torch.compile", "onnxruntime": "ONNX Runtime"}
 
 
 def table(
@@ -23,17 +23,17 @@ def table(
     times in milliseconds, by the rows' keys.
     """
     directions, dtypes = {row.direction for row in rows}, {row.dtype for row in rows}
-    names = list(dict.fromkeys(m.name for row in rows for m in row.measurements if m.name != OURS))
+    names = list(dict.fromkeys(m.name for row in rows for m in row.measurements[1:]))
     columns: list[tuple[str, Callable[[Row], str]]] = [
         ("what", lambda row: row.subject + " gradient" * (row.direction == "backward" and len(directions) > 1)),
         ("size", lambda row: row.size),
     ]
     if len(dtypes) > 1:
         columns.append(("dtype", lambda row: row.dtype))
-    columns.append(("exportkit ms", partial(_our_text, full)))
+    columns.append((f"{title(rows[0].ours.name)} ms", partial(_our_text, full)))
     if goals:
         columns.append(("goal ms", lambda row: number(goals[row.key])))
-    if full and any(ours.kernels for row in rows if (ours := row.get(OURS))):
+    if full and any(row.ours.kernels for row in rows):
         columns.append(("its call ms", _call_text))
     columns += [(f"{title(name)} ms", partial(_other_text, name, full)) for name in names]
     if any(row.limit is not None for row in rows):
@@ -42,7 +42,7 @@ def table(
         columns.append(("of limit", lambda row: "" if row.of_limit is None else f"{row.of_limit:.0%}"))
     columns.append(("vs best", _ratio_text))
     if full:
-        columns.append(("memory", partial(_memory_text, OURS)))
+        columns.append(("memory", lambda row: _memory_text(row.ours.name, row)))
         if "eager" in names:
             columns.append(("eager memory", partial(_memory_text, "eager")))
     return _aligned([[head for head, _ in columns], *([cell(row) for _, cell in columns] for row in rows)])
@@ -102,18 +102,18 @@ def _error_text(name: str, row: Row) -> str:
 
 def _call_text(row: Row) -> str:
     """Returns the time of exportkit's call including Python's launches."""
-    ours = row.get(OURS)
-    return _time_text(ours.call if ours else None)
+    return _time_text(row.ours.call)
 
 
 def _our_text(full: bool, row: Row) -> str:
-    return _time_text(row.time(OURS), spread=full) + (_error_text(OURS, row) if full else "")
+    name = row.ours.name
+    return _time_text(row.time(name), spread=full) + (_error_text(name, row) if full else "")
 
 
 def _other_text(name: str, full: bool, row: Row) -> str:
     """Returns a time, marked if it includes Python's launches (it could not be captured) and exportkit's does not."""
-    ours, other = row.get(OURS), row.get(name)
-    launches = ours and ours.kernels and other and other.call and not other.kernels
+    other = row.get(name)
+    launches = row.ours.kernels and other and other.call and not other.kernels
     return _time_text(row.time(name)) + (" (call)" if launches else "") + (_error_text(name, row) if full else "")
 
 

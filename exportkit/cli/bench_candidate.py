@@ -51,7 +51,7 @@ def candidate_rows(source: str, references: Sequence[str], calls: Sequence[str],
 
 
 def _row(call: TimedCall, rate: float) -> Row:
-    from exportkit.bench.results import OURS, Measurement, Row, Timing
+    from exportkit.bench.results import Measurement, Row, Timing
     from exportkit.operators.tools.timed_candidate import CANDIDATE
 
     low, high = min(call.clocks), max(call.clocks)
@@ -62,7 +62,7 @@ def _row(call: TimedCall, rate: float) -> Row:
         own = name == CANDIDATE
         measurements.append(
             Measurement(
-                OURS if own else name,
+                name,
                 call.operator if own else f"{name} of the reference",
                 call=Timing(median, q1, q3, len(milliseconds)),
                 note=f"caches were filled with other data before each call; {clock}" if own else None,

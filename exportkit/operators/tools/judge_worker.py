@@ -128,9 +128,10 @@ class _Judge:
                 own = call.copied()
                 with torch.no_grad():
                     result, milliseconds[name] = timer.time(partial(self._trial.run, own, ways[name]), own.tensors)
-            moved = sum(tensor.nbytes for tensor in call.tensors + tensors(result))
-            dtype = str(call.floating_dtype or call.tensors[0].dtype).removeprefix("torch.")
-            sizes = ", ".join("x".join(map(str, tensor.shape)) or "1" for tensor in call.tensors)
+            both = [*call.tensors, *tensors(result)]
+            moved = sum(tensor.nbytes for tensor in both)
+            dtype = str(call.floating_dtype or both[0].dtype).removeprefix("torch.")
+            sizes = ", ".join("x".join(map(str, tensor.shape)) or "1" for tensor in call.tensors or both)
             found.append(ReferenceTimes(sizes, dtype, moved, milliseconds))
         return tuple(found)
 

@@ -80,3 +80,15 @@ def aside(x: torch.Tensor) -> torch.Tensor:
 library.define("aside(Tensor x) -> Tensor")
 library.impl("aside", aside, "CUDA")
 torch.library.register_fake("candidates::aside", torch.empty_like, lib=library)
+
+
+def ramp(n: int) -> torch.Tensor:
+    """Takes no tensor."""
+    out = torch.empty(n)
+    out.numpy()[...] = range(n)
+    return out
+
+
+library.define("ramp(int n) -> Tensor")
+library.impl("ramp", ramp, "CompositeExplicitAutograd")
+torch.library.register_fake("candidates::ramp", lambda n: torch.empty(n), lib=library)

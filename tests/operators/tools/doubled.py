@@ -14,6 +14,14 @@ def to_time():
     yield (torch.randn(300, 7),), {}
 
 
+def ramp(n: int) -> torch.Tensor:
+    return torch.arange(n, dtype=torch.float32)
+
+
+def ramps_to_time():
+    yield (300,), {}
+
+
 def __getattr__(name: str):
     """`loading` is a reference whose module brings the operator that it is to judge."""
     if name != "loading":

@@ -71,19 +71,21 @@ def test_without_a_reference_there_is_nothing_to_judge_by(tmp_path: Path, capsys
     assert "--reference for each operator" in capsys.readouterr().err
 
 
-def time_it(tmp_path: Path, name: str, *options: str) -> int:
-    operator = f"candidates::{name}"
-    given = [f"--reference={operator}={REFERENCE}", f"--calls={operator}={FOLDER / 'doubled.py'}:to_time"]
+def time_it(tmp_path: Path, name: str, *options: str, reference: str = "doubled", calls: str = "to_time") -> int:
+    operator, file = f"candidates::{name}", FOLDER / "doubled.py"
+    given = [f"--reference={operator}={file}:{reference}", f"--calls={operator}={file}:{calls}"]
     files = ["--output", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.svg")]
     return main(["bench", "ops", "--candidate", str(KERNELS), "--seconds", "0.1", *given, *files, *options])
 
 
-def test_a_kernel_is_timed_beside_its_reference_on_values_that_no_cache_holds(tmp_path: Path) -> None:
+def test_a_kernel_is_timed_beside_its_reference_on_values_that_no_cache_holds(tmp_path: Path, capsys) -> None:
     assert time_it(tmp_path, "own", "--against", "eager") == 0
     (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert (row["subject"], row["size"], row["dtype"]) == ("candidates::own", "300x7", "float32")
     assert row["moved_bytes"] == 2 * 300 * 7 * 4
     own, eager = row["measurements"]
+    assert own["name"] == "candidate"
+    assert "candidate ms" in capsys.readouterr().out
     assert "caches were filled" in own["note"]
     assert "clock" in own["note"]
     for each in (own, eager):
@@ -91,6 +93,12 @@ def test_a_kernel_is_timed_beside_its_reference_on_values_that_no_cache_holds(tm
         assert each["call"]["median"] > 0
     picture = ElementTree.parse(tmp_path / "out.svg").getroot()
     assert len(picture.findall("{http://www.w3.org/2000/svg}rect")) == 2
+
+
+def test_a_kernel_that_takes_no_tensor_is_timed(tmp_path: Path) -> None:
+    assert time_it(tmp_path, "ramp", "--against", "eager", reference="ramp", calls="ramps_to_time") == 0
+    (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert (row["size"], row["dtype"], row["moved_bytes"]) == ("300", "float32", 300 * 4)
 
 
 @pytest.mark.parametrize("name", ["keeping", "patched"])
