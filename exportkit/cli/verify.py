@@ -263,6 +263,8 @@ def _print_failure(report: Report, failure: Check, written: bool) -> None:
     alike = sum(check.failed and check.wrong == failure.wrong for check in report.checks)
     if not failure.wrong:
         click.echo("\n`verify --bisect` compares them node by node, along the decisions that eager takes.")
+    elif isinstance(failure.verdict, (outcomes.EagerDiffers, outcomes.EagerFailed)):
+        click.echo("\nWhat the package answers was not judged by this model.")
     elif any(check.wrong and check.target and check.against in ("cases", "eager") for check in report.checks):
         first = "" if written else "With --no-verify the package is written all the same: then "
         click.echo(f"\n{first}`verify --bisect` names the node, `export --repair` makes code that is right.")

@@ -20,7 +20,10 @@ from exportkit.package.manifest import (
     Manifest,
     Operator,
     PackagedMethod,
+    Parameter,
     Target,
+    TensorInput,
+    TensorOutput,
     Weight,
     check,
     encode_manifest,
@@ -123,8 +126,16 @@ def _difference(ours: Call, theirs: Call) -> str | None:
             if len(mine) != len(other):
                 return f"{len(mine)} and {len(other)} {key}"
             mine, other = next((a, b) for a, b in zip(mine, other) if a != b)
-        return f"{key}: {_json(mine)} and {_json(other)}"
+        told = _json if _text(mine) == _text(other) else _text
+        return f"{key}: {told(mine)} and {told(other)}"
     return None
+
+
+def _text(part: object) -> str:
+    if isinstance(part, (TensorInput, TensorOutput)):
+        sizes = ", ".join("?" if size is None else str(size) for size in part.shape)
+        return f"{part.name} {part.dtype}[{sizes}]"
+    return part.name if isinstance(part, Parameter) else _json(part)
 
 
 def _json(value: object) -> str:

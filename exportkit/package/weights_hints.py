@@ -23,7 +23,8 @@ def to_safetensors(path: Path) -> str:
         return "Write it with safetensors.torch.save_file(model.state_dict(), path)."
     return "torch.save wrote it. Convert the state_dict in it: " + _python(
         "import sys, torch; from safetensors.torch import save_file; "
-        "found = torch.load(sys.argv[1], weights_only=True); save_file(found.get('state_dict', found), sys.argv[2])",
+        "found = torch.load(sys.argv[1], weights_only=True); "
+        "save_file(found.get('state_dict', found.get('model_state_dict', found)), sys.argv[2])",
         path,
         path.with_suffix(".safetensors"),
     )

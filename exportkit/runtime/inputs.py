@@ -101,10 +101,14 @@ class InputPlan:
             try:
                 shape, address = value.shape, value.data_ptr()
             except RuntimeError as error:  # sparse, nested, or from torch.func's transforms and tracing
-                got = "a nested one" if value.is_nested else f"one of the layout {value.layout}"
+                said = f"{expected} must be a dense tensor with data of its own, got "
+                if value.is_nested or value.layout is not torch.strided:
+                    got = "a nested one" if value.is_nested else f"one of the layout {value.layout}"
+                    how = "to_padded_tensor(0.0)" if value.is_nested else "to_dense()"
+                    raise InputError(said + got, hint=f"`.{how}` makes such a tensor.") from error
                 raise InputError(
-                    f"{expected} must be a dense tensor with data of its own, got {got}",
-                    hint="Under torch.func's transforms, such as vmap, it has none: call the model outside of them.",
+                    said + "one of torch.func's transforms or of tracing",
+                    hint="Under such a transform, as vmap, a tensor has no data: call the model outside of it.",
                 ) from error
             if value.dtype is not expected.dtype or value.device != device or (not address and value.numel()):
                 self._refuse_kind(value, expected)
@@ -167,12 +171,14 @@ class InputPlan:
         for shape, expected in zip(shapes, self._inputs):
             sizes = expected.tensor.shape
             if len(shape) != len(sizes):
-                raise InputError(f"{expected} must have {len(sizes)} dimensions, got shape {list(shape)}")
+                said = f"{expected} must have {len(sizes)} dimensions, got shape {list(shape)}"
+                raise InputError(said, hint=f"It takes {shape_text(sizes)}.")
             for axis, (given, size) in enumerate(zip(shape, sizes)):
                 if isinstance(size, m.Size):
                     self._bind_size(shape, axis, expected, bound)
                 elif given != size:
-                    raise InputError(f"{expected} must have size {size} in dimension {axis}, got shape {list(shape)}")
+                    said = f"{expected} must have size {size} in dimension {axis}, got shape {list(shape)}"
+                    raise InputError(said, hint=f"It takes {shape_text(sizes)}.")
 
     def _bind_size(self, shape: Sequence[int], axis: int, expected: _Input, bound: dict[str, tuple[int, str]]) -> None:
         """Checks a dynamic size against its range and against earlier inputs with the same dimension."""
@@ -293,6 +299,8 @@ def _plain_tensor(value: Any, expected: _Input) -> torch.Tensor:
     """Converts a subclass that only adds methods, such as nn.Parameter, to a plain tensor."""
     if not isinstance(value, torch.Tensor):
         hint = "`torch.from_numpy` makes one." if type(value).__module__ == "numpy" else None
+        if isinstance(value, (list, tuple)) and value and all(isinstance(each, torch.Tensor) for each in value):
+            hint = "`torch.stack` makes one of several."
         raise InputError(f"{expected} must be a tensor, got {_kind(value)}", hint=hint)
     if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise InputError(f"{expected} must be a plain tensor, got {_kind(value)}, which has no data")

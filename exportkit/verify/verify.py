@@ -102,8 +102,9 @@ def _check_comparable(artifact: Path, manifest: Manifest, options: VerifyOptions
         raise UsageError(
             f"{artifact.name} has no recorded cases", hint="Export with --cases N, or use --against eager."
         )
-    if missing := [number for number in options.cases if number >= len(manifest.cases)]:
-        raise UsageError(f"{artifact.name} has no case {missing[0]}", hint=f"It has {len(manifest.cases)} cases.")
+    count = len(manifest.cases)
+    if missing := [number for number in options.cases if number >= count]:
+        raise UsageError(f"{artifact.name} has no case {missing[0]}", hint=f"Its cases are 0 to {count - 1}.")
     recorded = manifest.source.model
     if options.against == "eager" and options.eager.model_of(recorded, by) is None:
         raise UsageError(

@@ -51,7 +51,7 @@ def test_verify_says_that_eager_was_not_compared_and_how_to_compare(
 ) -> None:
     assert main(["verify", str(package)]) == 0
     said = capsys.readouterr().out
-    assert f"no comparison with eager: the artifact names its model, and what a file names is not imported; compare " \
+    assert f"no comparison with eager: the artifact names its model, and what a file names is not imported; name it " \
         f"with --model {MODEL}" in said  # fmt: skip
     (last,) = said.splitlines()[-1:]
     assert last.endswith(f"with the recorded answers only, not with eager PyTorch; --model {MODEL} compares it")
@@ -81,7 +81,7 @@ def test_a_bisection_traces_no_model_that_the_file_names(
         )
     package = naming(tmp_path / "wrong.pt2", mark, targets=targets)
     assert main(["verify", str(package), "--bisect"]) == 1
-    assert f"there is no graph to cut: the artifact names its model, and what a file names is not imported; compare " \
+    assert f"there is no graph to cut: the artifact names its model, and what a file names is not imported; name it " \
         f"with --model {MODEL}" in capsys.readouterr().out  # fmt: skip
     assert not mark.exists()
 

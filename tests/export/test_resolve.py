@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import shutil
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from exportkit.errors import (
     WeightsError,
 )
 from exportkit.export.artifact import export_program
+from exportkit.export.models.missing_operators import advice
 from exportkit.export.models.program_file import load_program
 from exportkit.export.models.resolve import parse_input, resolve
 from exportkit.export.record.cases import state_sha256
@@ -202,6 +204,14 @@ def test_an_error_at_import_is_told_with_what_caused_it(tmp_path: Path) -> None:
     file.write_text(f"import torch\ntorch.ops.load_library({str(library)!r})\n")
     with pytest.raises(ExportError, match=r"Could not load this library: .* \(because of OSError: .*file too short\)"):
         resolve(f"{file}:Net")
+
+
+def test_operators_of_an_installed_library_that_do_not_load_need_its_build_for_this_torch() -> None:
+    found = importlib.metadata.version("numpy")
+    said = advice("numpy::nms")
+    assert said.startswith(f"numpy {found} is installed, but its operators do not load")
+    assert said.endswith(f"install its build for torch {torch.__version__}")
+    assert "--op-library PATH|MODULE" in advice("net::nms")
 
 
 # --- programs are held against policies before torch reads, and may unpickle, any of them ----------------------------

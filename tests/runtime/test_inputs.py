@@ -320,9 +320,19 @@ def test_a_tensor_that_the_package_does_not_take_is_refused_by_python_and_c(plan
     assert c_interface.refused(c_model, *(view(tensor.numpy()) for tensor in given.values())).message == message
 
 
-def test_another_dtype_is_refused_with_the_conversion(plan):
-    with pytest.raises(InputError, match=r"got float64\n  `.to\(torch.float32\)` converts it"):
-        prepare(plan, offset=torch.ones(5).double())
+@pytest.mark.parametrize(
+    ("offset", "said"),
+    [
+        (torch.ones(5).double(), r"got float64\n  `.to\(torch.float32\)` converts it"),
+        (torch.ones(5, 1), r"got shape \[5, 1\]\n  It takes \[5\]"),
+        (torch.ones(6), r"got shape \[6\]\n  It takes \[5\]"),
+        ([torch.ones(1)] * 5, r"got list\n  `torch.stack` makes one of several"),
+    ],
+    ids=["dtype", "dimensions", "size", "list"],
+)
+def test_what_is_refused_is_told_with_what_is_taken(plan, offset, said: str):
+    with pytest.raises(InputError, match=said):
+        prepare(plan, offset=offset)
 
 
 @given(st.lists(st.integers(0, 120), min_size=4, max_size=4), st.integers(0, 6), st.data())
@@ -384,7 +394,7 @@ class Logged(torch.Tensor):
         (fake, "must be a plain tensor, got torch._subclasses.fake_tensor.FakeTensor, which has no data"),
         (lambda: torch.randn(2, 3).as_subclass(Logged), "must be a plain tensor, got .*Logged"),
         (freed, "has no data: its storage was freed"),
-        (lambda: torch.randn(2, 3).to_sparse(), "must be a dense tensor .* got one of the layout torch.sparse_coo"),
+        (lambda: torch.randn(2, 3).to_sparse(), "must be a dense .* of the layout torch.sparse_coo\n.*to_dense"),
         (lambda: torch.randn(2, 3).to_sparse_csr(), "must be a dense tensor .* got one of the layout torch.sparse_csr"),
         (lambda: torch.randn(2, 3).to_mkldnn(), "must be a dense tensor .* got one of the layout torch._mkldnn"),
         (lambda: torch.nested.nested_tensor([torch.randn(3), torch.randn(2)]), "must be a dense .* got a nested one\n"),
@@ -402,9 +412,9 @@ def test_a_tensor_without_data_of_its_own_is_refused(make, message):
 
 def test_torch_func_transforms_are_refused():
     plan = one_tensor()
-    with pytest.raises(InputError, match=r"`x` must be a dense (.|\n)*call the model outside of them"):
+    with pytest.raises(InputError, match=r"`x` must be a dense (.|\n)*call the model outside of it"):
         torch.vmap(lambda x: plan.prepare((x,), {})[0])(torch.randn(4, 2, 3))
-    with pytest.raises(InputError, match=r"`x` must be a dense (.|\n)*call the model outside of them"):
+    with pytest.raises(InputError, match=r"`x` must be a dense (.|\n)*call the model outside of it"):
         torch.func.grad(lambda x: plan.prepare((x,), {})[0].sum())(torch.randn(2, 3))
 
 

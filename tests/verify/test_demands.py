@@ -91,7 +91,7 @@ def test_a_source_that_lies_beside_a_signed_package_is_not_run(genuine: Path, ma
     case, eager = (check.verdict for check in report.checks if check.against != "package")
     assert isinstance(case, Match)
     assert isinstance(eager, EagerUnavailable)
-    assert f"compare with --model {SOURCE}" in eager.message
+    assert f"name it with --model {SOURCE}" in eager.message
     assert by.removeprefix("a ") in eager.message
 
 
@@ -102,7 +102,7 @@ def test_it_is_run_where_the_caller_names_it_and_nowhere_else(genuine: Path, mar
     mark.unlink()
     report = verify(genuine, VerifyOptions(shapes=1))
     assert report.exit_code == 0
-    assert f"what a file names is not imported; compare with --model {SOURCE}" in report.checks[-1].verdict.message
+    assert f"what a file names is not imported; name it with --model {SOURCE}" in report.checks[-1].verdict.message
     assert not mark.exists()
 
 

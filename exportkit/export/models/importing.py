@@ -62,7 +62,7 @@ def _import_module(name: str) -> ModuleType:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise ModelNotFoundError(
                 f"there is no module {error.name!r} in the installed packages or in {Path.cwd()}",
-                hint="For a file, write its path: path/file.py:attr.",
+                hint="For a file, write its path, such as path/file.py.",
             ) from error
         raise ModelNotFoundError(f"{name} imports {error.name!r}, which is not installed") from error
     except ImportError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 
 import torch
@@ -30,6 +31,16 @@ def missing_operator(text: str) -> str | None:
 
 def advice(operator: str) -> str:
     """Says how to give the library of an operator, `namespace::name`, and what was loaded instead."""
+    namespace = operator.partition("::")[0]
+    try:
+        found = importlib.metadata.version(namespace)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    else:
+        return (
+            f"{namespace} {found} is installed, but its operators do not load: install its build for torch "
+            f"{torch.__version__}"
+        )
     loaded = "; ".join(
         f"{library.path.name} with {', '.join(f'{each}::*' for each in sorted(library.namespaces)) or 'kernels only'}"
         for library in loaded_libraries()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
+import zipfile
 from pathlib import Path
 
 from exportkit.errors import ModelNotFoundError
@@ -30,7 +31,12 @@ def check_model_name(model: str) -> None:
 
 
 def _weights_alone(path: Path) -> ModelNotFoundError:
-    """Explains that a checkpoint has weights, which the model's code must take."""
+    """Explains that a checkpoint has weights, which the model's code must take; or that a file is TorchScript's."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                hint = "Name the code that it was made of: path/file.py:Class, with --weights for its parameters."
+                return ModelNotFoundError(f"{str(path)!r} is TorchScript, which torch.export does not read", hint=hint)
     weights = shlex.quote(str(path.with_suffix(".safetensors")))
     hint = f"Name the code that makes the model: path/file.py:Class --weights {weights}."
     if path.suffix != ".safetensors":

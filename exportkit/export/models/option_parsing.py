@@ -20,6 +20,7 @@ _RANGE = re.compile(rf"(?P<name>{_NAME})=(?P<min>[0-9]+):(?P<max>[0-9]+)")
 _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<dtype>[a-z0-9_]+)\[(?P<sizes>[0-9,\s]*)\]")
 _FORM = "NAME:DIM=NAME[MIN:MAX] or NAME:DIM=16*NAME[MIN:MAX], such as image:0=batch[1:64]; NAME:DIM=4 fixes a size"
 _CASTS = ("float16", "bfloat16", "float32", "float64")
+_ALIASES = {"half": "float16", "float": "float32", "double": "float64", "int": "int32", "long": "int64"}
 
 
 def parse_places(texts: Iterable[str]) -> dict[str, dict[int, str]]:
@@ -108,7 +109,8 @@ def check_cast(name: str) -> None:
 
 def dtype_hint(name: str, allowed: Collection[str]) -> str:
     """Returns the advice for a dtype that is not one of those that are allowed."""
-    close = difflib.get_close_matches(name.lower().removeprefix("torch."), sorted(allowed), 1)
+    plain = name.lower().removeprefix("torch.")
+    close = [_ALIASES[plain]] if plain in _ALIASES else difflib.get_close_matches(plain, sorted(allowed), 1)
     others = f"Give one of {', '.join(sorted(allowed))}."
     return f"Did you mean {close[0]}? {others}" if close else others
 

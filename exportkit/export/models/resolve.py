@@ -193,7 +193,7 @@ def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSp
         args, kwargs = rebind(spec.model, arguments)
         spec = replace(spec, example_inputs=args, example_kwargs=kwargs)
     needed = " ".join(f"--input {name}=float32[2,3]" for name in needed_names(spec.model))
-    every = f"Give every input, such as {needed}."
+    every = f"Give its inputs and no others, such as {needed}."
     try:
         bind_call(spec.model, spec.example_inputs, spec.example_kwargs)
     except UsageError as error:

@@ -34,9 +34,8 @@ MAX_EDGE_CASE_BYTES = 400_000
 _SHRINKS = 4  # how often smaller sizes are tried for that
 
 _FAR = (
-    "numerically unstable: {}. Eager and the same in a wider dtype agree in less than half of the digits, so `verify` "
-    "cannot judge code that is no farther away than eager with other rounding. In the spec, a Tolerance says how near "
-    "is right"
+    "numerically unstable: {}. Eager and a run in a wider dtype agree in fewer than half of the digits. Code passes "
+    "that is as near as eager with other rounding; set a Tolerance in the spec to say how near is right"
 )
 
 
@@ -92,6 +91,7 @@ def record_cases(
             if others <= budget:
                 break
             limit = int(limit * 0.8 * budget / others)
+            progress(f"the cases take {others:,} bytes of the {budget:,} that they may: smaller ones are drawn")
         if its_run is not None:
             found[largest] = record_run(its_run, outliers=True)
         cases += found

@@ -43,7 +43,9 @@ OTHER_DTYPES = (
     r"must have the same dtype|expected (?:m1 and m2|scalar type|mat1 and mat2)|should be the same|"
     r"(?:Input type|Expected).*(?:Half|Float|BFloat16|Double)"
 )
-SAME_DTYPE = "Give the inputs in the dtype of the model's weights, or cast both: --dtype float32."
+SAME_DTYPE = (
+    "Give the inputs in the dtype of the model's weights, or cast the weights and the floating inputs: --dtype float32."
+)
 
 
 IN_CPP = (
