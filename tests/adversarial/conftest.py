@@ -9,8 +9,9 @@ import pytest
 
 from exportkit.errors import PackageError
 from exportkit.package.archive import PackageReader
+from exportkit.package.manifest import Manifest
 from tests.aarch64 import emulated
-from tests.adversarial.forge import Refused
+from tests.adversarial.forge import Refused, Taken
 from tests.cpp_reader import CppReader, program
 
 
@@ -23,6 +24,19 @@ def file(tmp_path: Path) -> Path:
 @functools.lru_cache(maxsize=1)
 def _on_aarch64() -> CppReader:
     return CppReader(program())
+
+
+@pytest.fixture
+def taken(file: Path) -> Taken:
+    """The manifest of these bytes, which hold."""
+
+    def check(data: bytes) -> Manifest:
+        file.write_bytes(data)
+        with PackageReader(file) as reader:
+            reader.verify()
+            return reader.manifest
+
+    return check
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from exportkit.package.manifest import MANIFEST_NAME, Manifest, Record
 from tests.package import samples, stateful_samples
 
 Document = dict[str, Any]
-Refused = Callable[[bytes, type[PackageError], str], PackageError]  # the fixture in conftest.py
+Taken = Callable[[bytes], Manifest]  # the fixtures in conftest.py
+Refused = Callable[[bytes, type[PackageError], str], PackageError]
 
 STOCK_RECORDS = {
     ".data/version": b"6\n",
@@ -31,9 +32,13 @@ MAX_MANIFEST_BYTES = MAX_DIRECTORY_BYTES = 16 << 20
 MAX_NAME_LENGTH = 512
 
 
-def records() -> dict[str, bytes]:
-    """All records of the sample but the manifest, in order."""
-    return dict(sorted({**samples.RECORDS, **STOCK_RECORDS}.items()))
+def records(more: Mapping[str, bytes] | None = None, of: Mapping[str, bytes] = samples.RECORDS) -> dict[str, bytes]:
+    """All records of a sample but the manifest, and some more, in order."""
+    return dict(sorted({**of, **STOCK_RECORDS, **(more or {})}.items()))
+
+
+SIDECAR_RECORDS = records(of=samples.SIDECAR_RECORDS)
+STATEFUL_RECORDS = records(of=stateful_samples.RECORDS)
 
 
 def listing(contents: Mapping[str, bytes]) -> tuple[Record, ...]:
@@ -44,33 +49,20 @@ def listing(contents: Mapping[str, bytes]) -> tuple[Record, ...]:
     )
 
 
-def sidecar_records() -> dict[str, bytes]:
-    """All records of the sample sidecar but the manifest, in order."""
-    return dict(sorted({**samples.SIDECAR_RECORDS, **STOCK_RECORDS}.items()))
-
-
 def sidecar() -> Document:
     """The manifest of an ONNX model's sidecar, to be changed at will."""
-    return document(samples.sidecar(), sidecar_records())
-
-
-def stateful_records() -> dict[str, bytes]:
-    """All records of the sample with state but the manifest, in order."""
-    return dict(sorted({**stateful_samples.RECORDS, **STOCK_RECORDS}.items()))
+    return document(samples.sidecar(), SIDECAR_RECORDS)
 
 
 def stateful() -> Document:
     """The manifest of the sample with two methods and state, to be changed at will."""
-    return document(stateful_samples.manifest(), stateful_records())
+    return document(stateful_samples.manifest(), STATEFUL_RECORDS)
 
 
 def document(manifest: Manifest | None = None, contents: Mapping[str, bytes] | None = None) -> Document:
     """A manifest as JSON has it, to be changed at will; its records are listed."""
     listed = listing(records() if contents is None else contents)
-    whole: Document = msgspec.to_builtins(
-        msgspec.structs.replace(samples.manifest() if manifest is None else manifest, records=listed)
-    )
-    # to_builtins leaves tuples, which JSON does not have.
+    whole = msgspec.structs.replace(manifest or samples.manifest(), records=listed)
     decoded: Document = msgspec.json.decode(msgspec.json.encode(whole))
     return decoded
 
@@ -80,9 +72,13 @@ def full(contents: Mapping[str, bytes]) -> list[tuple[str, bytes]]:
     return [(f"{ROOT}/{name}", content) for name, content in contents.items()]
 
 
-def with_manifest(contents: Mapping[str, bytes]) -> dict[str, bytes]:
-    """These records after a manifest that lists them."""
-    return {MANIFEST_NAME: msgspec.json.encode(document(contents=contents)), **contents}
+TENSOR = {"type": "tensor", "index": 0}
+
+
+def named_tuple(class_name: str, *fields: str) -> Document:
+    """A result that is a named tuple: the output, and nothing more."""
+    items = [TENSOR, *[{"type": "constant", "value": None}] * (len(fields) - 1)]
+    return {"type": "namedtuple", "class_name": class_name, "fields": list(fields), "items": items}
 
 
 # --- the layout: what FORMAT.md says of the bytes ---------------------------------------------------------------------
@@ -158,25 +154,20 @@ def package(manifest: Document | bytes | None = None, contents: Mapping[str, byt
     return archive(full({MANIFEST_NAME: encoded, **contents}))
 
 
-def _steps(path: str) -> list[str]:
-    return (f"methods.0.{path}" if path.partition(".")[0] == "call" else path).split(".")
+def _steps(path: str) -> list[str | int]:
+    """`call.inputs.0` is in the first method, `targets.0` in the whole."""
+    whole = f"methods.0.{path}" if path.partition(".")[0] == "call" else path
+    return [int(step) if step.isdigit() else step for step in whole.split(".")]
 
 
 def at(document: Document, path: str) -> Any:
-    """The part of a manifest that a path leads to: `call.inputs.0` is in the first method, `targets.0` in the whole."""
-    part: Any = document
-    for step in _steps(path):
-        part = part[int(step)] if isinstance(part, list) else part[step]
-    return part
+    """The part of a manifest that a path leads to."""
+    return value_at(document, _steps(path))
 
 
 def changed(path: str, value: Any, base: Document | None = None) -> Document:
     """The sample's manifest with one value replaced; a last step that is not there is added."""
-    whole = document() if base is None else base
-    *parents, last = _steps(path)
-    part = at(whole, ".".join(parents)) if parents else whole
-    part[int(last) if isinstance(part, list) else last] = value
-    return whole
+    return replaced(document() if base is None else base, _steps(path), value)
 
 
 def value_at(value: Any, place: Sequence[Any]) -> Any:
@@ -186,6 +177,8 @@ def value_at(value: Any, place: Sequence[Any]) -> Any:
 
 def replaced(whole: Document, place: Sequence[Any], value: Any) -> Document:
     """A copy with another value at one of its `places`."""
+    if not place:
+        return value
     copied = copy.deepcopy(whole)
     *parents, last = place
     value_at(copied, parents)[last] = value

@@ -92,12 +92,10 @@ def test_every_literal_beside_another_version(file: Path, version: str) -> None:
             assert isinstance(opened(file, package(text.encode())), PackageError)
 
 
-@pytest.mark.parametrize(
-    "data", [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\xf0\x9f\x98"]
-)
-def test_what_is_not_utf_8_is_not_json(file: Path, data: bytes) -> None:
-    text = json.dumps(changed("version", "PLACEHOLDER")).encode().replace(b"PLACEHOLDER", data)
-    assert isinstance(opened(file, package(text)), ManifestSyntaxError)
+def test_what_is_not_utf_8_is_not_json(file: Path) -> None:
+    text = json.dumps(changed("version", "PLACEHOLDER")).encode()
+    for data in (b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\xf0\x9f\x98"):
+        assert isinstance(opened(file, package(text.replace(b"PLACEHOLDER", data))), ManifestSyntaxError)
 
 
 TEXT = json.dumps(document()).encode()
@@ -121,7 +119,7 @@ def test_records_of_all_lengths_and_names_in_the_order_of_code_points(file: Path
         f"data/weights/{'x' * (i % 7)}{length}": bytes(range(256)) * (length // 256) + bytes(length % 256)
         for i, length in enumerate(lengths)
     }
-    assert not isinstance(opened(file, package(contents=dict(sorted({**records(), **contents}.items())))), PackageError)
+    assert not isinstance(opened(file, package(contents=records(contents))), PackageError)
 
 
 @pytest.mark.parametrize("asked_for", [(), (20,), (24,), (42,), (20, 24), (20, 24, 42)])

@@ -78,7 +78,6 @@ def flipped(data: bytes, content: bytes) -> bytes:
 
 
 WHOLE = package(runnable())
-EXTRA = dict(sorted({**records(), "exportkit/ops/libevil.so": b"evil"}.items()))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ EXTRA = dict(sorted({**records(), "exportkit/ops/libevil.so": b"evil"}.items()))
         (flipped(WHOLE, samples.RECORDS[samples.LIBRARY]), DigestMismatchError),
         (flipped(WHOLE, samples.RECORDS[samples.CODE]), DigestMismatchError),
         (flipped(WHOLE, b"FB"), ArchiveLayoutError),
-        (package(runnable(), EXTRA), UnlistedRecordError),
+        (package(runnable(), records({"exportkit/ops/libevil.so": b"evil"})), UnlistedRecordError),
         (package(changed("surprise", 1, runnable())), ManifestSyntaxError),
         (package(changed("format_version", FORMAT_VERSION + 1, runnable())), FormatVersionError),
         (package(changed("targets.0.platform", "plan9-vax", runnable())), NoTargetError),

@@ -31,18 +31,24 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "mark"
 
 
-def naming(path: Path, mark: Path, **changes: Any) -> Path:
-    """A package of two targets that names the function."""
-    with PackageReader(artifact("weighted")) as reader:
-        source = msgspec.structs.replace(reader.manifest.source, model=MODEL, model_kwargs={"cmd": f"touch {mark}"})
+def naming(path: Path, changes: dict[str, Any], *, name: str = "weighted", **more: Any) -> Path:
+    """The artifact of this name with other words about its source, and with more that is changed."""
+    with PackageReader(artifact(name)) as reader:
+        source = msgspec.structs.replace(reader.manifest.source, **changes)
         records = {name: StoredRecord(reader, name) for name in reader.names if name not in STOCK_RECORDS}
-        write_package(path, msgspec.structs.replace(reader.manifest, source=source, **changes), records)
+        write_package(path, msgspec.structs.replace(reader.manifest, source=source, **more), records)
     return path
 
 
 @pytest.fixture
-def package(tmp_path: Path, mark: Path) -> Path:
-    return naming(tmp_path / "named.pt2", mark)
+def evil(mark: Path) -> dict[str, Any]:
+    """The function's name and its argument."""
+    return {"model": MODEL, "model_kwargs": {"cmd": f"touch {mark}"}}
+
+
+@pytest.fixture
+def package(tmp_path: Path, evil: dict[str, Any]) -> Path:
+    return naming(tmp_path / "named.pt2", evil)
 
 
 @pytest.mark.process
@@ -63,23 +69,15 @@ def test_verify_says_that_eager_was_not_compared_and_how_to_compare(
 
 @pytest.mark.process
 def test_a_bisection_traces_no_model_that_the_file_names(
-    tmp_path: Path, mark: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, evil: dict[str, Any], mark: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    swapped = {"norm.bias": "norm.running_mean", "norm.running_mean": "norm.bias"}
     with PackageReader(artifact("weighted")) as reader:
         targets = tuple(
-            msgspec.structs.replace(
-                target,
-                constants={
-                    "forward": {
-                        **target.constants["forward"],
-                        "norm.bias": "norm.running_mean",
-                        "norm.running_mean": "norm.bias",
-                    }
-                },
-            )
+            msgspec.structs.replace(target, constants={"forward": target.constants["forward"] | swapped})
             for target in reader.manifest.targets
         )
-    package = naming(tmp_path / "wrong.pt2", mark, targets=targets)
+    package = naming(tmp_path / "wrong.pt2", evil, targets=targets)
     assert main(["verify", str(package), "--bisect"]) == 1
     assert f"there is no graph to cut: the artifact names its model, and what a file names is not imported; name it " \
         f"with --model {MODEL}" in capsys.readouterr().out  # fmt: skip
@@ -108,11 +106,8 @@ def test_a_missing_library_is_not_looked_for_in_a_module_that_the_file_names(
 ) -> None:
     (tmp_path / "named.py").write_text(f"open({str(mark)!r}, 'w').close()")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with PackageReader(artifact("softpool")) as reader:
-        source = msgspec.structs.replace(reader.manifest.source, model="named:Net")
-        records = {name: StoredRecord(reader, name) for name in reader.names if name not in STOCK_RECORDS}
-        write_package(tmp_path / "in.pt2", msgspec.structs.replace(reader.manifest, source=source), records)
-    assert main(["package", str(tmp_path / "in.pt2"), "-o", str(tmp_path / "out.pt2")]) == 3
+    package = naming(tmp_path / "in.pt2", {"model": "named:Net"}, name="softpool")
+    assert main(["package", str(package), "-o", str(tmp_path / "out.pt2")]) == 3
     said = capsys.readouterr().err
     assert "--op-library" in said
     assert "--model net.py:Net" in said
@@ -120,18 +115,15 @@ def test_a_missing_library_is_not_looked_for_in_a_module_that_the_file_names(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("command", ["verify", "inspect", "sign", "bench"])
 def test_the_sidecar_of_an_onnx_model_names_nothing_that_is_called(
-    command: str, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, evil: dict[str, Any], mark: Path
 ) -> None:
     pytest.importorskip("onnxruntime")
-    source = msgspec.structs.replace(small_models.manifest().source, model=MODEL, model_kwargs={"cmd": f"touch {mark}"})
-    model = small_models.write_small(tmp_path / "evil.onnx", source=source)
-    words: dict[str, list[Any]] = {
-        "sign": ["--key", signer(tmp_path).private],
-        "bench": [],  # refused: it is timed beside a package
-    }
-    assert main([command, str(model), *map(str, words.get(command, []))]) == (2 if command == "bench" else 0)
+    source = msgspec.structs.replace(small_models.manifest().source, **evil)
+    model, key = str(small_models.write_small(tmp_path / "evil.onnx", source=source)), str(signer(tmp_path).private)
+    for command, code in (("verify", 0), ("inspect", 0), ("bench", 2)):  # a model is timed beside a package
+        assert main([command, model]) == code, command
+    assert main(["sign", model, "--key", key]) == 0
     assert not mark.exists()
 
 

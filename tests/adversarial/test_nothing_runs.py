@@ -6,9 +6,7 @@ nothing, show that the mark is left by every way there is.
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 import exportkit
 from exportkit.bench import runs
@@ -30,7 +27,7 @@ from exportkit.verify import replay
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.verify import verify
 from exportkit.verify.verify_worker import VerifyWorker
-from tests.adversarial.test_untrusted_programs import SAMPLES, packaged, replace_record
+from tests.adversarial.test_untrusted_programs import packaged, pickle_of_the_example_inputs
 from tests.package import samples
 from tests.package.c_library import build
 from tests.package.signers import Signer, signer, write_policy
@@ -95,27 +92,17 @@ def compiled(path: Path, loud: dict[str, bytes], *, library: bool = True) -> Pat
     return path
 
 
-class Bomb:
-    """Pickled, it leaves the mark when it is unpickled."""
-
-    def __reduce__(self) -> tuple[Callable[[str, int], int], tuple[str, int]]:
-        return os.open, (os.environ[MARK], os.O_CREAT)
-
-
-@functools.cache
-def saved_program() -> bytes:
-    saved = io.BytesIO()
-    torch.export.save(torch.export.export(torch.nn.Identity(), (torch.zeros(2),)), saved)
-    return saved.getvalue()
-
-
 def program(path: Path) -> Path:
     """A package of an ExportedProgram whose example inputs are a pickle that leaves the mark."""
-    bomb, forged = io.BytesIO(), path.with_name("forged")
-    torch.save(((Bomb(),), {}), bomb)
-    forged.write_bytes(saved_program())
-    replace_record(forged, SAMPLES, lambda _: bomb.getvalue())
+    forged = path.with_name("forged")
+    pickle_of_the_example_inputs(forged, f"touch {os.environ[MARK]}")
     return packaged(forged, path)
+
+
+@pytest.fixture(params=["library", "program"])
+def either(request: pytest.FixtureRequest, mark: Path, loud: dict[str, bytes], tmp_path: Path) -> Path:
+    """A package of each kind."""
+    return program(tmp_path / "program.pt2") if request.param == "program" else compiled(tmp_path / "loud.pt2", loud)
 
 
 # --- what is wrong with it --------------------------------------------------------------------------------------------
@@ -160,50 +147,34 @@ broken = pytest.mark.parametrize(("break_it", "error"), BREAKS, ids=[each.__name
 # --- promises ---------------------------------------------------------------------------------------------------------
 
 
+def refused(capsys: pytest.CaptureFixture[str], path: Path, error: type[ExportkitError], *options: object) -> None:
+    """Whatever would run a package, or export its program, ends with this error."""
+    commands = [("verify", path), ("bench", path)]
+    if path.name == "program.pt2":
+        commands.append(("export", path, "-o", path.with_name("out.pt2")))
+    for command in commands:
+        assert main([*map(str, (*command, *options)), "--json"]) == 3
+        assert error.__name__ in capsys.readouterr().out
+
+
 @broken
 def test_nothing_of_a_package_runs_before_it_is_trusted(
-    mark: Path,
-    loud: dict[str, bytes],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    break_it: Break,
-    error: type[ExportkitError],
+    mark: Path, either: Path, capsys: pytest.CaptureFixture[str], break_it: Break, error: type[ExportkitError]
 ) -> None:
-    path = compiled(tmp_path / "loud.pt2", loud)
-    break_it(path, signer(tmp_path, "release"))
+    break_it(either, signer(either.parent, "release"))
     with pytest.raises(error):
-        exportkit.load(path)
-    for command in ("verify", "bench"):
-        assert main([command, str(path), "--json"]) == 3
-        assert error.__name__ in capsys.readouterr().out
-    assert not mark.exists()
-
-
-@broken
-def test_nothing_of_a_program_is_unpickled_before_it_is_trusted(
-    mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], break_it: Break, error: type[ExportkitError]
-) -> None:
-    path = program(tmp_path / "program.pt2")
-    break_it(path, signer(tmp_path, "release"))
-    for command in (("verify", str(path)), ("export", str(path), "-o", str(tmp_path / "out.pt2"))):
-        assert main([*command, "--json"]) == 3
-        assert error.__name__ in capsys.readouterr().out
+        exportkit.load(either)
+    refused(capsys, either, error)
     assert not mark.exists()
 
 
 @pytest.mark.parametrize("signed", [False, True], ids=["unsigned", "signed_by_a_stranger"])
 def test_nothing_runs_before_the_key_that_the_caller_names_has_signed(
-    mark: Path, loud: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str], signed: bool
+    mark: Path, either: Path, capsys: pytest.CaptureFixture[str], signed: bool
 ) -> None:
-    package, saved = compiled(tmp_path / "loud.pt2", loud), program(tmp_path / "program.pt2")
     if signed:
-        stranger = signer(tmp_path, "stranger").key
-        sign_package(package, stranger)
-        sign_package(saved, stranger)
-    key, out = signer(tmp_path, "release").public, tmp_path / "out.pt2"
-    for command in (("verify", package), ("bench", package), ("verify", saved), ("export", saved, "-o", out)):
-        assert main([*map(str, command), "--public-key", str(key), "--json"]) == 3
-        assert "SignatureMissingError" in capsys.readouterr().out
+        sign_package(either, signer(either.parent, "stranger").key)
+    refused(capsys, either, SignatureMissingError, "--public-key", signer(either.parent, "release").public)
     assert not mark.exists()
 
 
@@ -224,56 +195,43 @@ def test_a_program_that_torch_wrote_is_not_unpickled_where_signatures_are_requir
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("kind", ["library", "program"])
-def test_looking_at_a_package_and_signing_it_runs_nothing_of_it(
-    mark: Path, loud: dict[str, bytes], tmp_path: Path, kind: str
-) -> None:
-    path = tmp_path / "loud.pt2"
-    path = program(path) if kind == "program" else compiled(path, loud)
-    release = signer(tmp_path, "release")
-    assert main(["inspect", str(path)]) == 0
-    assert main(["sign", str(path), "--key", str(release.private)]) == 0
-    assert main(["inspect", str(path), "--public-key", str(release.public)]) == 0
+def test_looking_at_a_package_and_signing_it_runs_nothing_of_it(mark: Path, either: Path) -> None:
+    release = signer(either.parent, "release")
+    assert main(["inspect", str(either)]) == 0
+    assert main(["sign", str(either), "--key", str(release.private)]) == 0
+    assert main(["inspect", str(either), "--public-key", str(release.public)]) == 0
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("kind", ["library", "program"])
 def test_a_package_that_is_exchanged_while_it_is_verified_is_not_run(
-    mark: Path, loud: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    mark: Path, either: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that runs it asks for the signature itself, of the file that it opened."""
-    path, release = tmp_path / "loud.pt2", signer(tmp_path, "release")
-    path = program(path) if kind == "program" else compiled(path, loud)
-    sign_package(path, release.key)
-    evil = tmp_path / "evil.pt2"
-    evil.write_bytes(path.read_bytes())
+    release, evil = signer(either.parent, "release"), either.with_name("evil.pt2")
+    sign_package(either, release.key)
+    evil.write_bytes(either.read_bytes())
     exchanged(evil, release)
 
     class Exchanging(VerifyWorker):
         def tell(self, *command: Any) -> None:
-            evil.replace(path)
+            evil.replace(either)
             super().tell(*command)
 
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setattr(replay, "VerifyWorker", Exchanging)
-    report = verify(path, VerifyOptions(against="cases", trust=Trust([release.public])))
+    report = verify(either, VerifyOptions(against="cases", trust=Trust([release.public])))
     assert [check.verdict.kind for check in report.checks] == ["signed", "load_failed"]
     assert "SignatureError" in report.checks[1].verdict.message
     assert not mark.exists()
 
 
-# --- controls ---------------------------------------------------------------------------------------------------------
+# --- the control; that of programs is in test_untrusted_programs.py ---------------------------------------------------
 
 LOAD = """
 import sys, exportkit
 from exportkit.errors import ExportkitError
 try: exportkit.load(sys.argv[1])
 except ExportkitError as error: print(type(error).__name__)
-"""
-READ = """
-import sys, torch
-try: torch.export.load(sys.argv[1])
-except Exception as error: print(type(error).__name__)
 """
 
 
@@ -282,11 +240,3 @@ def test_control_a_whole_package_is_executed(mark: Path, loud: dict[str, bytes],
     path = compiled(tmp_path / "loud.pt2", loud, library=kind == "library")
     run_python(LOAD, path, cwd=tmp_path)
     assert mark.read_text() == kind
-
-
-def test_control_a_program_is_unpickled(mark: Path, tmp_path: Path) -> None:
-    path = program(tmp_path / "program.pt2")
-    with PackageReader(path) as reader:
-        reader.extract(samples.PROGRAM, tmp_path / "program")
-    run_python(READ, tmp_path / "program", cwd=tmp_path)
-    assert mark.exists()

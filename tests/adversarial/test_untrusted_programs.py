@@ -5,6 +5,7 @@ Each program here leaves a mark when torch reads or calls it. The controls show 
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import zipfile
@@ -21,7 +22,6 @@ from exportkit.package.archive import write_package
 from tests.package import samples
 
 Attack = Callable[[Path, str], None]
-MODEL, SAMPLES = "models/model.json", "data/sample_inputs/model.pt"
 
 
 class Net(torch.nn.Module):
@@ -31,13 +31,16 @@ class Net(torch.nn.Module):
         return x.reshape(-1, 2)
 
 
-def save(path: Path) -> None:
-    rows = torch.export.Dim("rows", min=2, max=8)
-    torch.export.save(torch.export.export(Net(), (torch.ones(4, 3),), dynamic_shapes={"x": {0: 2 * rows}}), path)
+@functools.cache
+def saved() -> bytes:
+    file, rows = io.BytesIO(), torch.export.Dim("rows", min=2, max=8)
+    torch.export.save(torch.export.export(Net(), (torch.ones(4, 3),), dynamic_shapes={"x": {0: 2 * rows}}), file)
+    return file.getvalue()
 
 
-def replace_record(path: Path, name: str, edit: Callable[[bytes], bytes]) -> None:
-    with zipfile.ZipFile(path) as archive:
+def write_edited(path: Path, name: str, edit: Callable[[bytes], bytes]) -> None:
+    """Writes the program with one of its records edited."""
+    with zipfile.ZipFile(io.BytesIO(saved())) as archive:
         records = {each: archive.read(each) for each in archive.namelist()}
     assert any(each.endswith(name) for each in records)
     with zipfile.ZipFile(path, "w") as archive:
@@ -61,15 +64,13 @@ class Bomb:
 
 
 def pickle_of_the_example_inputs(path: Path, command: str) -> None:
-    save(path)
     pickled = io.BytesIO()
     torch.save(((Bomb(command),), {}), pickled)
-    replace_record(path, SAMPLES, lambda _: pickled.getvalue())
+    write_edited(path, "data/sample_inputs/model.pt", lambda _: pickled.getvalue())
 
 
 def text_of_a_size(path: Path, command: str) -> None:
     """torch evaluates it with sympy."""
-    save(path)
 
     def edit(content: bytes) -> bytes:
         program = json.loads(content)
@@ -77,7 +78,7 @@ def text_of_a_size(path: Path, command: str) -> None:
         sizes[0]["as_expr"]["expr_str"] = f"__import__('os').system('{command}')"
         return json.dumps(program).encode()
 
-    replace_record(path, MODEL, edit)
+    write_edited(path, "models/model.json", edit)
 
 
 def key_of_an_input(path: Path, command: str) -> None:
@@ -146,7 +147,7 @@ def test_nothing_of_an_untrusted_program_runs(
 
 def test_with_trust_a_program_is_what_torch_reads(mark: Path, tmp_path: Path) -> None:
     path, out = tmp_path / "program.pt2", tmp_path / "out.pt2"
-    save(path)
+    path.write_bytes(saved())
     x = torch.randn(6, 3)
     expected = torch.export.load(path).module()(x)
     assert torch.equal(resolve(str(path), trusted=True).spec.model(x), expected)

@@ -37,8 +37,8 @@ def main(folder: Path) -> None:
         with PackageReader(path) as reader:
             texts.append(core.library().ek_package_manifest(reader.handle).bytes())
     _write(folder / "manifest", texts)
-    packages = [forge.package(one) for one in manifests[:-1]] + [forge.package(manifests[-1], forge.sidecar_records())]
-    packages += [forge.package(stateful, forge.stateful_records()), forge.package(b"{}"), forge.archive([])]
+    packages = [forge.package(one) for one in manifests[:-1]] + [forge.package(manifests[-1], forge.SIDECAR_RECORDS)]
+    packages += [forge.package(stateful, forge.STATEFUL_RECORDS), forge.package(b"{}"), forge.archive([])]
     _write(folder / "package", packages + [path.read_bytes() for path in golden])
     tensors = [
         {},
