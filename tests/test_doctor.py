@@ -29,22 +29,15 @@ def here(starts_process):
 
 
 @pytest.mark.process
-def test_every_ability_needs_findings_that_are_looked_at(here):
+def test_every_ability_needs_findings_that_are_looked_at_and_this_machine_has_the_basic_ones(here):
     names = {finding.name for finding in here.findings}
     assert len(names) == len(here.findings)
     assert {need for needs in doctor._NEEDS.values() for need in needs} <= names
-    assert set(BASIC) <= doctor._NEEDS.keys()
-
-
-def test_what_is_missing_has_a_hint(here):
-    for finding in here.findings:
-        assert finding.ok or finding.hint, finding
-
-
-def test_this_machine_can_do_what_the_tests_do(here):
     able = {capability.name: capability for capability in here.capabilities}
     for name in BASIC:
         assert able[name].ok, able[name].missing
+    for finding in here.findings:
+        assert finding.ok or finding.hint, finding
 
 
 def test_a_torch_that_differs_from_the_table_of_patches_is_said_to(monkeypatch):
@@ -123,19 +116,17 @@ def test_a_machine_without_torch_is_told_so_and_nothing_breaks(monkeypatch):
     assert not any(findings[name].ok for name in ("torch", "compiler", "CUDA device", "arr_coc on CPU"))
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_cache_that_cannot_be_used_is_named_and_so_is_what_takes_its_place(monkeypatch, tmp_path, shared):
-    cache = tmp_path / "cache"
-    if shared:
-        cache.mkdir()
-        cache.chmod(0o777)
-    else:
+def test_a_cache_that_cannot_be_used_is_named_and_so_is_what_takes_its_place(monkeypatch, tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    for cache in (shared, tmp_path / "cache"):
+        monkeypatch.setenv("EXPORTKIT_CACHE", str(cache))
+        finding = doctor._cache()
+        assert finding.ok
+        assert str(cache) in finding.detail
+        assert f"every process unpacks packages into {tempfile.gettempdir()}" in finding.detail
         monkeypatch.setattr(os, "access", lambda path, mode: False)
-    monkeypatch.setenv("EXPORTKIT_CACHE", str(cache))
-    finding = doctor._cache()
-    assert finding.ok
-    assert str(cache) in finding.detail
-    assert f"every process unpacks packages into {tempfile.gettempdir()}" in finding.detail
 
 
 def test_a_cache_that_may_hold_no_code_is_no_cache(monkeypatch, tmp_path):

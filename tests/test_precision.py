@@ -103,31 +103,15 @@ def test_a_reference_never_uses_tf32():
             assert model.seen == [tf32, False]
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    """A program whose cases were recorded without TF32, and one with it."""
-    folder = tmp_path_factory.mktemp("tf32")
-    model = resolve(
-        "torch.nn:Linear", model_kwargs={"in_features": 2, "out_features": 2}, inputs=["input=float32[3,2]"]
-    )
-    files = {}
-    for tf32 in (False, True):
-        files[tf32] = folder / f"{tf32}.pt2"
-        export_program(model, files[tf32], TraceOptions(cases=1, tf32=tf32))
-    return files
-
-
-@pytest.mark.parametrize("tf32", [False, True])
-def test_an_artifact_says_whether_eager_was_allowed_tf32(plain, tf32):
-    with PackageReader(plain[tf32]) as reader:
-        assert reader.manifest.provenance.tf32 is tf32
-
-
-def test_recorded_cases_keep_their_precision(plain, tmp_path):
-    again = tmp_path / "again.pt2"
+def test_an_artifact_says_whether_eager_was_allowed_tf32_and_recorded_cases_keep_it(tmp_path):
+    words = {"model_kwargs": {"in_features": 2, "out_features": 2}, "inputs": ["input=float32[3,2]"]}
+    plain, allowed, again = (tmp_path / f"{name}.pt2" for name in ("plain", "allowed", "again"))
+    for path, tf32 in ((plain, False), (allowed, True)):
+        export_program(resolve("torch.nn:Linear", **words), path, TraceOptions(cases=1, tf32=tf32))
     with pytest.raises(UsageError, match="were recorded without TF32"):
-        export_program(resolve(str(plain[False])), again, TraceOptions(tf32=True))
+        export_program(resolve(str(plain)), again, TraceOptions(tf32=True))
     assert not again.exists()
-    export_program(resolve(str(plain[True])), again, TraceOptions())
-    with PackageReader(again) as reader:
-        assert reader.manifest.provenance.tf32
+    export_program(resolve(str(allowed)), again, TraceOptions())
+    for path, tf32 in ((plain, False), (allowed, True), (again, True)):
+        with PackageReader(path) as reader:
+            assert reader.manifest.provenance.tf32 is tf32

@@ -44,11 +44,28 @@ def test_a_size_and_its_number_determine_each_other(scale, offset, number):
     assert scale == 1 or size.number_of(size.at({"n": number}) + 1) is None
 
 
-def test_the_ends_of_every_range_are_among_the_sizes():
-    plan = plan_sizes(call({"a": (1, 9), "b": (2, 7)}, ("a", "b")), 6, seed=0, max_bytes=MEGABYTE)
-    assert plan.skipped == ()
-    assert plan.sizes[:4] == ({"a": 1, "b": 2}, {"a": 9, "b": 2}, {"a": 1, "b": 7}, {"a": 9, "b": 7})
-    assert len(plan.sizes) == 6
+@pytest.mark.parametrize(
+    ("dimensions", "shape", "count", "limit", "sizes", "skipped"),
+    [
+        # the ends of every range, but only those that there is room for
+        ({"a": (1, 9), "b": (2, 7)}, ("a", "b"), 4, MEGABYTE, [(1, 2), (9, 2), (1, 7), (9, 7)], []),
+        ({"a": (1, 9), "b": (1, 10**9)}, ("a", "b"), 2, MEGABYTE, [(1, 1), (9, 1)], []),
+        # an end that is too large is named and replaced by the largest that fits
+        ({"n": (1, 10**9)}, ("n",), 2, 400, [(1,), (100,)], ["n=1000000000: its inputs take 4.0 GB"]),
+        ({"n": (1, 2**62)}, ("n",), 2, 400, [(1,), (100,)], [f"n={2**62}: its inputs take more than 2^63 bytes"]),
+        # fixed sizes are one call, and a range with few members gives each once
+        ({}, (2, 3), 8, MEGABYTE, [()], []),
+        ({"n": (3, 5)}, ("n",), 50, MEGABYTE, [(3,), (5,), (4,)], []),
+    ],
+)
+def test_which_sizes_are_chosen(dimensions, shape, count, limit, sizes, skipped):
+    plan = plan_sizes(call(dimensions, shape), count, seed=0, max_bytes=limit)
+    assert [tuple(chosen.values()) for chosen in plan.sizes] == sizes
+    assert plan.skipped == tuple(f"{text}, more than the limit of {limit} bytes" for text in skipped)
+
+
+def test_fixed_sizes_have_a_label():
+    assert label_of({}) == "the exported sizes"
 
 
 def test_half_of_the_drawn_sizes_are_where_a_condition_was_tried():
@@ -60,27 +77,12 @@ def test_half_of_the_drawn_sizes_are_where_a_condition_was_tried():
     assert len(drawn) == 12
 
 
-def test_an_end_that_is_too_large_is_named_and_replaced_by_the_largest_that_fits():
-    plan = plan_sizes(call({"n": (1, 10**9)}, ("n",)), 2, seed=0, max_bytes=400)
-    assert plan.sizes == ({"n": 1}, {"n": 100})
-    assert plan.skipped == ("n=1000000000: its inputs take 4.0 GB, more than the limit of 400 bytes",)
-
-
 def test_nothing_is_chosen_where_even_the_smallest_inputs_are_too_large():
-    plan = plan_sizes(IMAGE, 8, seed=0, max_bytes=1000)
-    assert plan.sizes == ()
-    assert "even at the smallest" in plan.skipped[0]
-
-
-def test_fixed_sizes_are_one_call():
-    plan = plan_sizes(call({}, (2, 3)), 8, seed=0, max_bytes=MEGABYTE)
-    assert plan.sizes == ({},)
-    assert label_of({}) == "the exported sizes"
-
-
-def test_a_range_with_few_members_gives_each_once():
-    plan = plan_sizes(call({"n": (3, 5)}, ("n",)), 50, seed=0, max_bytes=MEGABYTE)
-    assert sorted(sizes["n"] for sizes in plan.sizes) == [3, 4, 5]
+    vast = call({"n": (2**62, 2**62)}, ("n", "n"))
+    for planned, said in ((IMAGE, "even at the smallest"), (vast, "more than 2^63 bytes")):
+        plan = plan_sizes(planned, 8, seed=0, max_bytes=1000)
+        assert plan.sizes == ()
+        assert said in plan.skipped[0]
 
 
 def test_the_same_seed_draws_the_same_sizes_and_another_seed_others():
@@ -90,10 +92,8 @@ def test_the_same_seed_draws_the_same_sizes_and_another_seed_others():
 
 
 def test_item_sizes_follow_from_the_dtype_names():
-    sizes = {name: input_bytes(call({}, (10,), dtype=name), {}) for name in ("float32", "bfloat16", "int64", "bool")}
-    assert sizes == {"float32": 40, "bfloat16": 20, "int64": 80, "bool": 10}
-    assert input_bytes(call({}, (10,), dtype="float8_e4m3fn"), {}) == 10
-    assert input_bytes(call({}, (10,), dtype="complex64"), {}) == 80
+    sizes = {"float32": 40, "bfloat16": 20, "int64": 80, "bool": 10, "float8_e4m3fn": 10, "complex64": 80}
+    assert {name: input_bytes(call({}, (10,), dtype=name), {}) for name in sizes} == sizes
 
 
 def looked_at(monkeypatch, planned, count):
@@ -133,19 +133,6 @@ def test_a_model_of_many_inputs_is_not_what_the_bound_is_for(monkeypatch):
     plan, done = looked_at(monkeypatch, large, 8)
     assert len(plan.sizes) == 8
     assert done < 8 * module.WORK / 4
-
-
-def test_only_ends_that_there_is_room_for_are_looked_at():
-    plan = plan_sizes(call({"a": (1, 9), "b": (1, 10**9)}, ("a", "b")), 2, seed=0, max_bytes=MEGABYTE)
-    assert plan.sizes == ({"a": 1, "b": 1}, {"a": 9, "b": 1})
-    assert plan.skipped == ()
-
-
-def test_inputs_too_large_for_a_number_are_said_to_be():
-    plan = plan_sizes(call({"n": (1, 2**62)}, ("n",) * 30), 2, seed=0, max_bytes=400)
-    assert plan.skipped == (f"n={2**62}: its inputs take more than 2^63 bytes, more than the limit of 400 bytes",)
-    vast = plan_sizes(call({"n": (2**62, 2**62)}, ("n", "n")), 2, seed=0, max_bytes=400)
-    assert "more than 2^63 bytes" in vast.skipped[0]
 
 
 @settings(deadline=None, max_examples=60)

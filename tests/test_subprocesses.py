@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,26 +46,6 @@ EOF
         f"Python {sys.version.split()[0]}",
         "imported",
     ]
-
-
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        ("pass", 0),
-        ("import sys; sys.exit(3)", 3),
-        ("raise ValueError", 1),
-        ("import atexit, os; atexit.register(os._exit, 4)", 4),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL),
-    ],
-)
-def test_a_command_ends_as_it_would(code: str, status: int, tmp_path: Path) -> None:
-    assert bash(f"python -c '{code}'; echo $?", tmp_path, "python").startswith(f"{status}\n")
-
-
-def test_a_command_in_the_background_gets_signals(tmp_path: Path) -> None:
-    code = "import time; print(1, flush=True); time.sleep(600)"
-    script = f"python -c '{code}' > out & while [ ! -s out ]; do sleep 0.05; done; kill $!; wait $!; echo $?"
-    assert bash(script, tmp_path, "python") == f"{128 + signal.SIGTERM}\n"
 
 
 @pytest.mark.parametrize("compiler", [False, True])

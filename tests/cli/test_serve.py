@@ -230,12 +230,4 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
     assert given.traces == "http://localhost:4318/v1/traces"
     assert plain == ServeOptions(packages=(tiny_package,), listen=type(listen)(grpc_port=None))
     options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
-    assert options <= {
-        *words,
-        *flags,
-        "--no-grpc",
-        "--access-log",
-        "--ray",
-        "--json",
-        "--debug",
-    }
+    assert options <= {*words, *flags, "--no-grpc", "--access-log", "--ray", "--json", "--debug"}

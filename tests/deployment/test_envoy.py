@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ import pytest
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from tests.deployment.test_deploy import documents
+from tests.listening import free_port, running
 from tests.serve.echo_models import repository
 from tests.serve.http.asking import infer_body
 from tests.serve.page.in_thread import served
@@ -29,33 +28,6 @@ GET = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n"
 
 def address(port: int) -> dict[str, Any]:
     return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
-
-
-@contextlib.contextmanager
-def running(command: list[str], port: int) -> Iterator[None]:
-    """Runs a command until it listens on a port, and to the end of the block."""
-    process = subprocess.Popen(command)
-    try:
-        end = time.monotonic() + 30
-        while not listens(port):
-            assert process.poll() is None, command
-            assert time.monotonic() < end, command
-            time.sleep(0.05)
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as asking:
-        return asking.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")

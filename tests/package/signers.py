@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -68,6 +71,26 @@ def package(folder: Path, name: str = "model.pt2", **changes: object) -> Path:
     path = folder / name
     write_package(path, samples.manifest(**changes), samples.RECORDS)
     return path
+
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def set_at(*path: Any) -> Change:
+    """Sets what the path but its last element leads to, to the last."""
+
+    def change(document: dict[str, Any]) -> None:
+        *steps, last, value = path
+        functools.reduce(operator.getitem, steps, document)[last] = value
+
+    return change
+
+
+def edit(file: Path, change: Change) -> None:
+    """Changes a JSON document."""
+    document = json.loads(file.read_bytes())
+    change(document)
+    file.write_text(json.dumps(document))
 
 
 def write_policy(file: Path, *keys: object, **changes: object) -> Path:

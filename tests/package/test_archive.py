@@ -27,15 +27,13 @@ from exportkit.package.archive import ROOT, STOCK_RECORDS, PackageReader, Stored
 from exportkit.package.manifest import MANIFEST_NAME
 from tests.adversarial import forge
 from tests.adversarial.forge import Entry, directory, local_header
-from tests.package import samples
+from tests.package import samples, signers
 from tests.subprocesses import run_interpreter
 
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    path = tmp_path / "toy.pt2"
-    write_package(path, samples.manifest(), samples.RECORDS)
-    return path
+    return signers.package(tmp_path, "toy.pt2")
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -55,25 +53,15 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_same_inputs_give_the_same_bytes_whatever_the_name_the_order_and_the_clock(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Records may be files and records of other packages, and torch's are written as the format has them."""
     monkeypatch.setattr("time.time", lambda: 2e9)
-    backwards = dict(reversed(samples.RECORDS.items()))
-    write_package(tmp_path / "another.pt2", samples.manifest(), backwards)
-    assert package.read_bytes() == (tmp_path / "another.pt2").read_bytes()
-
-
-def test_records_may_be_files_and_records_of_other_packages(package: Path, tmp_path: Path) -> None:
     (tmp_path / "code.so").write_bytes(samples.RECORDS[samples.CODE])
     with PackageReader(package) as reader:
-        records = {**samples.RECORDS, samples.CODE: tmp_path / "code.so"}
-        records[samples.CASE] = StoredRecord(reader, samples.CASE)
-        write_package(tmp_path / "another.pt2", samples.manifest(), records)
-    assert package.read_bytes() == (tmp_path / "another.pt2").read_bytes()
-
-
-def test_records_that_torch_adds_are_written_as_the_format_has_them(package: Path, tmp_path: Path) -> None:
-    records = {**samples.RECORDS, "byteorder": b"big", ".data/serialization_id": b"4711", ".data/version": b"3\n"}
-    write_package(tmp_path / "another.pt2", samples.manifest(), records)
-    assert package.read_bytes() == (tmp_path / "another.pt2").read_bytes()
+        elsewhere = {samples.CODE: tmp_path / "code.so", samples.CASE: StoredRecord(reader, samples.CASE)}
+        of_torch = {"byteorder": b"big", ".data/serialization_id": b"4711", ".data/version": b"3\n"}
+        for records in (dict(reversed(samples.RECORDS.items())), {**samples.RECORDS, **elsewhere, **of_torch}):
+            write_package(tmp_path / "another.pt2", samples.manifest(), records)
+            assert package.read_bytes() == (tmp_path / "another.pt2").read_bytes()
 
 
 def test_the_bytes_are_those_that_the_document_describes(package: Path) -> None:
@@ -85,19 +73,14 @@ def test_the_bytes_are_those_that_the_document_describes(package: Path) -> None:
 
 
 def test_sizes_beyond_32_bits_have_their_place_in_the_headers(tmp_path: Path) -> None:
-    contents = forge.records()
+    contents, file = forge.records({"data/v": b""}), tmp_path / "sparse.pt2"
     whole = forge.document(contents=contents)
-    whole["records"] = sorted(
-        [*whole["records"], {"name": "data/v", "size": 5 << 30, "sha256": "0" * 64}], key=lambda each: each["name"]
-    )
-    manifest, file, entries = msgspec.json.encode(whole), tmp_path / "sparse.pt2", []
+    next(record for record in whole["records"] if record["name"] == "data/v")["size"] = 5 << 30
+    entries: list[Entry] = []
     with open(file, "wb") as out:
-        for name, content in sorted({**contents, "data/v": b""}.items(), key=lambda each: each[0]):
-            if not entries:
-                entries.append(Entry(f"{ROOT}/{MANIFEST_NAME}", len(manifest), zlib.crc32(manifest), 0))
-                out.write(local_header(entries[0]) + manifest)
-            size = 5 << 30 if name == "data/v" else len(content)
-            entries.append(Entry(f"{ROOT}/{name}", size, zlib.crc32(content), entries[-1].end))
+        for name, content in forge.full({MANIFEST_NAME: msgspec.json.encode(whole), **contents}):
+            size = 5 << 30 if name.endswith("data/v") else len(content)
+            entries.append(Entry(name, size, zlib.crc32(content), out.tell()))
             out.write(local_header(entries[-1]) + content)
             out.seek(entries[-1].end)
         out.write(directory(entries))
@@ -105,9 +88,8 @@ def test_sizes_beyond_32_bits_have_their_place_in_the_headers(tmp_path: Path) ->
     assert [(info.file_size, info.header_offset) for info in found] == [(entry.size, entry.offset) for entry in entries]
     with PackageReader(file) as reader:
         assert reader.record("data/v").size == 5 << 30
-        assert (
-            reader.data_offset(samples.WEIGHT) == entries[reader.names.index(samples.WEIGHT) + 1].data_offset > 5 << 30
-        )
+        (weight,) = (entry for entry in entries if entry.name.endswith(samples.WEIGHT))
+        assert reader.data_offset(samples.WEIGHT) == weight.data_offset > 5 << 30
         assert reader.read(samples.WEIGHT) == samples.RECORDS[samples.WEIGHT]
 
 
@@ -189,7 +171,7 @@ def test_a_record_is_extracted_whole_with_the_permissions_asked_for(package: Pat
     assert stat.S_IMODE((tmp_path / "lib.so").stat().st_mode) == 0o600
 
 
-def test_a_record_that_is_not_there(package: Path, tmp_path: Path) -> None:
+def test_a_record_that_is_not_there_leaves_no_file(package: Path, tmp_path: Path) -> None:
     with PackageReader(package) as reader:
         for name in ("nothing", MANIFEST_NAME, f"{ROOT}/{samples.CODE}"):
             with pytest.raises(MissingRecordError, match=f"toy.pt2 has no record '{name}'"):
@@ -276,31 +258,26 @@ def test_readers_that_are_open_when_the_interpreter_ends_say_nothing(package: Pa
 # --- other readers ----------------------------------------------------------------------------------------------------
 
 
-def test_pythons_and_info_zips_readers_find_nothing_wrong(package: Path) -> None:
-    with zipfile.ZipFile(package) as file:
-        assert file.testzip() is None
-        assert {info.date_time for info in file.infolist()} == {(1980, 1, 1, 0, 0, 0)}
-    if unzip := shutil.which("unzip"):
-        subprocess.run([unzip, "-t", str(package)], check=True, capture_output=True)
+@pytest.mark.skipif(shutil.which("unzip") is None, reason="no unzip")
+def test_info_zips_reader_finds_nothing_wrong(package: Path) -> None:
+    subprocess.run(["unzip", "-t", str(package)], check=True, capture_output=True)
 
 
-def test_a_file_that_is_written_to_while_open_is_noticed_but_not_its_replacement(tmp_path: Path) -> None:
-    path = tmp_path / "toy.pt2"
-    write_package(path, samples.manifest(), samples.RECORDS)
-    content = path.read_bytes()
-    with PackageReader(path) as reader:
+def test_a_file_that_is_written_to_while_open_is_noticed_but_not_its_replacement(package: Path, tmp_path: Path) -> None:
+    content = package.read_bytes()
+    with PackageReader(package) as reader:
         (tmp_path / "new.pt2").write_bytes(b"another")
-        os.replace(tmp_path / "new.pt2", path)
+        os.replace(tmp_path / "new.pt2", package)
         reader.check_unchanged()
-    path.write_bytes(content)
-    os.utime(path, ns=(0, 0))
-    with PackageReader(path) as reader:
-        path.write_bytes(content)  # the same bytes, in time; but who knows what was read meanwhile
+    package.write_bytes(content)
+    os.utime(package, ns=(0, 0))
+    with PackageReader(package) as reader:
+        package.write_bytes(content)  # the same bytes, in time; but who knows what was read meanwhile
         with pytest.raises(DigestMismatchError, match=r"toy\.pt2 was written to while it was open"):
             reader.check_unchanged()
-        os.utime(path, ns=(0, 0))
+        os.utime(package, ns=(0, 0))
         reader.check_unchanged()
-        path.write_bytes(content.replace(samples.RECORDS[samples.CODE], samples.RECORDS[samples.CODE][::-1]))
-        os.utime(path, ns=(0, 0))  # as its owner may: then its content is looked at
+        package.write_bytes(content.replace(samples.RECORDS[samples.CODE], samples.RECORDS[samples.CODE][::-1]))
+        os.utime(package, ns=(0, 0))  # as its owner may: then its content is looked at
         with pytest.raises(DigestMismatchError, match=r"model\.wrapper\.so has"):
             reader.check_unchanged()

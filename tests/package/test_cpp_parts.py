@@ -179,32 +179,28 @@ def file_of(header: str | bytes, data: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text + data
 
 
-@pytest.mark.parametrize("case", FILES)
-def test_a_file_is_taken_where_safetensors_takes_it(cpp: CppReader, tmp_path: Path, case: str) -> None:
-    data = file_of(*FILES[case])
-    (tmp_path / "x").write_bytes(data)
+CUT = {
+    f"{length} bytes of a header of {claimed}": struct.pack("<Q", claimed)[:length]
+    for length in (0, 7, 8)
+    for claimed in (1, 100_000_001, 2**63, 2**64 - 1, 2**64 - 8)
+}
+CASES = CUT | {case: file_of(*parts) for case, parts in {**FILES, **STRICTER}.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_file_is_taken_where_safetensors_takes_it_if_it_can_be_read_in_one_way(
+    cpp: CppReader, tmp_path: Path, case: str
+) -> None:
+    (tmp_path / "x").write_bytes(CASES[case])
     try:
-        expected: dict[str, Any] | None = {name: info["shape"] for name, info in safetensors.deserialize(data)}
+        expected: dict[str, Any] | None = {name: info["shape"] for name, info in safetensors.deserialize(CASES[case])}
     except safetensors.SafetensorError:
         expected = None
+    assert expected is None or case not in CUT
     answer = cpp.ask("safetensors", tmp_path / "x")
     found = {name: shape for name, _, shape, _ in answer["value"]} if "ok" in answer else None
-    assert found == expected, answer
-
-
-@pytest.mark.parametrize("case", STRICTER)
-def test_a_file_that_two_readers_could_read_in_two_ways_is_refused(cpp: CppReader, tmp_path: Path, case: str) -> None:
-    data = file_of(*STRICTER[case])
-    safetensors.deserialize(data)
-    (tmp_path / "x").write_bytes(data)
-    assert cpp.ask("safetensors", tmp_path / "x")["error"] is None
-
-
-@pytest.mark.parametrize("length", [0, 7, 8])
-@pytest.mark.parametrize("claimed", [1, 100_000_001, 2**63, 2**64 - 1, 2**64 - 8])
-def test_a_header_that_is_not_all_there_is_refused(cpp: CppReader, tmp_path: Path, length: int, claimed: int) -> None:
-    data = struct.pack("<Q", claimed)[:length]
-    (tmp_path / "x").write_bytes(data)
-    with pytest.raises(safetensors.SafetensorError):
-        safetensors.deserialize(data)
-    assert cpp.ask("safetensors", tmp_path / "x")["error"] is None
+    if case in STRICTER:
+        assert expected is not None
+        assert answer["error"] is None
+    else:
+        assert found == expected, answer

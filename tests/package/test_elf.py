@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from exportkit.errors import NotAnOperatorLibraryError
-from exportkit.package.elf import defined_versions, is_stable, oldest_torch, read_elf, stable_abi
+from exportkit.package.elf import is_stable, oldest_torch, read_elf
 from tests.package.c_library import PRELUDE, build
 
 TORCHS = [
@@ -26,32 +25,11 @@ def test_cpp_names_of_torch_are_not_stable_and_others_are(symbol: str) -> None:
     assert symbol in OTHERS or oldest_torch([symbol]) is None
 
 
-def test_shims_that_torch_2_11_has_and_one_it_has_not() -> None:
-    assert oldest_torch(["aoti_torch_empty_strided", "torch_call_dispatcher", "torch_c10_cuda_check_msg"]) == "2.11"
-    assert oldest_torch(["torch_call_dispatcher", "torch_from_the_future"]) is None
-
-
-def test_the_list_of_shims_is_sorted_and_holds_names_only() -> None:
-    lines = Path(sys.modules["exportkit.package.elf"].__file__ or "").with_name("stable_abi_2.11.txt").read_text()
-    header, *names = lines.splitlines()
-    assert header.startswith("#")
-    assert names == sorted(set(names))
-    assert all(name.startswith(("aoti_torch_", "torch_")) for name in names)
-    assert len(stable_abi()) == len(names) > 500
-
-
 def test_names_versions_and_needs_are_read(tmp_path: Path) -> None:
     build(tmp_path, "int other(void) { return 1; }", "-Wl,-soname,libother.so.3", name="libother.so")
     source = PRELUDE + "extern int other(void); void f(void) { define(0, 0); other(); }"
-    flags = (
-        "-Wl,-soname,libmine.so",
-        "-Wl,-rpath,$ORIGIN:/opt/x",
-        "-Wl,--no-as-needed",
-        f"-L{tmp_path}",
-        "-lother",
-        "-lm",
-    )
-    elf = read_elf(build(tmp_path, source, *flags))
+    flags = ("-Wl,-soname,libmine.so", "-Wl,-rpath,$ORIGIN:/opt/x", "-Wl,--no-as-needed", f"-L{tmp_path}")
+    elf = read_elf(build(tmp_path, source, *flags, "-lother", "-lm"))
     assert elf.needed == ("libother.so.3", "libm.so.6", "libtorch_cpu.so", "libc.so.6")
     assert (elf.soname, elf.search_path, elf.uncommon) == ("libmine.so", ("$ORIGIN", "/opt/x"), ("libother.so.3",))
     assert elf.torch_symbols == {"aoti_torch_library_init_def", "aoti_torch_library_def"}
@@ -104,16 +82,6 @@ def test_a_copy_of_libstdcxx_inside_is_found(tmp_path: Path) -> None:
     assert (shared.static_libstdcxx, static.static_libstdcxx) == (False, True)
     assert shared.glibcxx is not None
     assert not read_elf(build(tmp_path, "int f(void) { return 1; }")).static_libstdcxx
-
-
-def test_the_versions_that_a_library_defines_are_read_in_order(tmp_path: Path) -> None:
-    script = tmp_path / "versions"
-    script.write_text("TOY_1.9 { f; }; TOY_1.10 { g; } TOY_1.9; OTHER_3.0 { h; };")
-    library = build(tmp_path, "int f, g, h;", f"-Wl,--version-script={script}")
-    assert defined_versions(library, "TOY_") == ["1.9", "1.10"]
-    assert defined_versions(build(tmp_path, "int f;"), "TOY_") == []
-    with pytest.raises(NotAnOperatorLibraryError):
-        defined_versions(script, "TOY_")
 
 
 @pytest.mark.parametrize("content", [b"", b"not ELF", b"\x7fELF", b"\x7fELF\x02\x01\x01" + bytes(57), b"\x7fELF" * 100])

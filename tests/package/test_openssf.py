@@ -20,10 +20,8 @@ from exportkit.package.keys import read_public_key
 from exportkit.package.openssf import pre_authentication
 from exportkit.package.signing import sign_package
 from tests.package import samples
-from tests.package.signers import Signer, package, signer
+from tests.package.signers import Change, Signer, edit, package, set_at, signer
 from tests.package.test_signature import MAX_BYTES, signed_by
-
-Document = dict[str, Any]
 
 TOOL = shutil.which("model_signing")
 needs_tool = pytest.mark.skipif(TOOL is None, reason="no model_signing: pip install model-signing==1.1.1 pyOpenSSL")
@@ -53,15 +51,18 @@ def tool(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([TOOL, *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
-def signed_statement(document: Document, key: Signer, change: Callable[[Document], object]) -> Document:
-    """A bundle whose statement was changed and signed again by the same key: for what only the statement says."""
-    envelope = document["dsseEnvelope"]
-    statement = json.loads(base64.b64decode(envelope["payload"]))
-    change(statement)
-    payload = json.dumps(statement).encode()
-    signature = base64.b64encode(key.key.sign(pre_authentication(payload))).decode()
-    envelope |= {"payload": base64.b64encode(payload).decode(), "signatures": [{"sig": signature, "keyid": ""}]}
-    return document
+def signed_again(key: Signer, change: Change) -> Change:
+    """Changes the statement of a bundle and signs it by the same key: for what only the statement says."""
+
+    def changed(document: dict[str, Any]) -> None:
+        envelope = document["dsseEnvelope"]
+        statement = json.loads(base64.b64decode(envelope["payload"]))
+        change(statement)
+        payload = json.dumps(statement).encode()
+        signature = base64.b64encode(key.key.sign(pre_authentication(payload))).decode()
+        envelope |= {"payload": base64.b64encode(payload).decode(), "signatures": [{"sig": signature, "keyid": ""}]}
+
+    return changed
 
 
 @needs_tool
@@ -90,19 +91,6 @@ def test_we_take_the_bundles_of_the_model_signing_tool(tmp_path: Path, curve: An
         signed_by(path, key.public)
 
 
-def set_at(*path: Any) -> Callable[[Document], object]:
-    """Sets what the path but its last element leads to, to the last."""
-
-    def change(document: Document) -> None:
-        *steps, last, value = path
-        part: Any = document
-        for step in steps:
-            part = part[step]
-        part[last] = value
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -125,12 +113,8 @@ def set_at(*path: Any) -> Callable[[Document], object]:
         (lambda document: document["dsseEnvelope"]["signatures"].append({"sig": "AA=="}), "signatures"),
     ],
 )
-def test_a_bundle_that_was_tampered_with(
-    signed: Path, release: Signer, change: Callable[[Document], object], named: str
-) -> None:
-    document = json.loads(beside(signed).read_bytes())
-    change(document)
-    beside(signed).write_text(json.dumps(document))
+def test_a_bundle_that_was_tampered_with(signed: Path, release: Signer, change: Change, named: str) -> None:
+    edit(beside(signed), change)
     with pytest.raises(SignatureError, match=named):
         signed_by(signed, release.public)
 
@@ -151,10 +135,9 @@ def test_a_bundle_that_was_tampered_with(
     ],
 )
 def test_a_statement_that_the_key_signed_about_something_else(
-    signed: Path, release: Signer, change: Callable[[Document], object], named: str
+    signed: Path, release: Signer, change: Change, named: str
 ) -> None:
-    document = signed_statement(json.loads(beside(signed).read_bytes()), release, change)
-    beside(signed).write_text(json.dumps(document))
+    edit(beside(signed), signed_again(release, change))
     with pytest.raises(SignatureError, match=named):
         signed_by(signed, release.public)
 
@@ -222,11 +205,9 @@ def test_the_curve_says_which_hash_is_signed(tmp_path: Path, curve: Any, hash_: 
     key = signer(tmp_path, "release", curve=curve)
     path = package(tmp_path)
     sign_package(path, key.key)
-    document = json.loads(beside(path).read_bytes())
-    payload = base64.b64decode(document["dsseEnvelope"]["payload"])
-    signature = key.key._key.sign(pre_authentication(payload), ec.ECDSA(hash_))
-    document["dsseEnvelope"]["signatures"][0]["sig"] = base64.b64encode(signature).decode()
-    beside(path).write_text(json.dumps(document))
+    payload = base64.b64decode(json.loads(beside(path).read_bytes())["dsseEnvelope"]["payload"])
+    signature = base64.b64encode(key.key._key.sign(pre_authentication(payload), ec.ECDSA(hash_))).decode()
+    edit(beside(path), set_at("dsseEnvelope", "signatures", 0, "sig", signature))
     if hash_.name == {256: "sha256", 384: "sha384", 521: "sha512"}[curve.key_size]:
         assert signed_by(path, key.public)
     else:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,8 @@ from exportkit.package.keys import read_private_key, read_public_key
 from exportkit.package.signature import Signatures, read_signatures
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import demand, signature_info
-from tests.package.signers import Signer, no_password, package, signer, written
+from tests.package.signers import Change, Signer, edit, no_password, package, set_at, signer, written
 from tests.subprocesses import run_interpreter
-
-Change = Callable[[dict[str, Any]], object]
 
 MAX_BYTES = 64 << 10
 
@@ -129,30 +126,26 @@ def test_a_package_signed_by_another_key_names_both(signed: Path, release: Signe
     assert read_public_key(stranger).id in caught.value.message
 
 
-def replaced(key: str, value: object) -> Change:
-    return lambda document: document.update({key: value})
-
-
 def in_first(key: str, value: object) -> Change:
-    return lambda document: document["signatures"][0].update({key: value})
+    return set_at("signatures", 0, key, value)
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (replaced("file_sha256", "0" * 64), "is not valid"),
+        (set_at("file_sha256", "0" * 64), "is not valid"),
         (in_first("signature", base64.b64encode(bytes(64)).decode()), "is not valid"),
-        (replaced("manifest_sha256", "0" * 64), "signs another package"),
-        (replaced("format_version", 2), "format version 2; this exportkit reads 1"),
-        (replaced("format_version", "1"), "format_version"),
-        (replaced("format_version", True), "format_version"),
-        (replaced("surprise", 1), "surprise"),
+        (set_at("manifest_sha256", "0" * 64), "signs another package"),
+        (set_at("format_version", 2), "format version 2; this exportkit reads 1"),
+        (set_at("format_version", "1"), "format_version"),
+        (set_at("format_version", True), "format_version"),
+        (set_at("surprise", 1), "surprise"),
         (in_first("surprise", 1), "surprise"),
-        (replaced("signatures", []), "at least one signature"),
-        (replaced("signatures", None), "signatures"),
+        (set_at("signatures", []), "at least one signature"),
+        (set_at("signatures", None), "signatures"),
         (lambda d: d.pop("file_sha256"), "object lacks the key"),
         (lambda d: d["signatures"].append(d["signatures"][0]), "two signatures by key"),
-        (replaced("manifest_sha256", "A" * 64), "manifest_sha256"),
+        (set_at("manifest_sha256", "A" * 64), "manifest_sha256"),
         (in_first("key_id", "0" * 63), "key_id"),
         (in_first("algorithm", "none"), "algorithm"),
         (in_first("signature", ""), "signature"),
@@ -163,9 +156,7 @@ def in_first(key: str, value: object) -> Change:
     ],
 )
 def test_a_signature_file_that_was_tampered_with(signed: Path, release: Signer, change: Change, named: str) -> None:
-    document = json.loads(beside(signed).read_bytes())
-    change(document)
-    beside(signed).write_text(json.dumps(document))
+    edit(beside(signed), change)
     with pytest.raises(SignatureError, match=named):
         signed_by(signed, release.public)
 
@@ -191,14 +182,11 @@ def test_what_is_no_signature_file_is_refused(signed: Path, release: Signer, con
 
 
 def test_what_is_no_file_is_refused(signed: Path, release: Signer) -> None:
-    beside(signed).unlink()
-    os.mkfifo(beside(signed))
-    with pytest.raises(SignatureError, match="not a plain file"):
-        signed_by(signed, release.public)
-    beside(signed).unlink()
-    beside(signed).mkdir()
-    with pytest.raises(SignatureError, match="not a plain file"):
-        signed_by(signed, release.public)
+    for make in (os.mkfifo, os.mkdir):
+        beside(signed).unlink()
+        make(beside(signed))
+        with pytest.raises(SignatureError, match="not a plain file"):
+            signed_by(signed, release.public)
 
 
 @settings(max_examples=200, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -224,9 +212,7 @@ def test_no_byte_of_a_signature_file_matters_and_can_be_changed(
 
 def test_a_key_that_signed_does_not_vouch_under_another_ones_id(signed: Path, release: Signer, tmp_path: Path) -> None:
     stranger = signer(tmp_path, "stranger")
-    document = json.loads(beside(signed).read_bytes())
-    document["signatures"][0]["key_id"] = stranger.public_key.id
-    beside(signed).write_text(json.dumps(document))
+    edit(beside(signed), in_first("key_id", stranger.public_key.id))
     with pytest.raises(SignatureError, match=rf"by key {stranger.public_key.id} .* is not valid"):
         signed_by(signed, stranger.public)
 
@@ -236,9 +222,7 @@ def test_a_broken_signature_beside_one_that_holds_takes_nothing_away(
 ) -> None:
     build = signer(tmp_path, "build")
     sign_package(signed, build.key)
-    document = json.loads(beside(signed).read_bytes())
-    document["signatures"][0]["signature"] = base64.b64encode(bytes(64)).decode()
-    beside(signed).write_text(json.dumps(document))
+    edit(beside(signed), in_first("signature", base64.b64encode(bytes(64)).decode()))
     assert signed_by(signed, release.public, build.public) == [str(build.public)]
     with pytest.raises(SignatureError):
         signed_by(signed, release.public)
@@ -335,8 +319,7 @@ def test_a_host_without_libcrypto_opens_packages_and_checks_no_signature(
 ) -> None:
     (tmp_path / "libcrypto.so.3").write_bytes(b"not a library")
     said = run_interpreter(CHECK, signed, *reversed(release), cwd=tmp_path, LD_LIBRARY_PATH=str(tmp_path))
-    assert said.splitlines()[0].startswith("OpenSSL 3")
-    assert "libcrypto" in said.splitlines()[0]
+    assert re.match(r"OpenSSL 3.*libcrypto", said)
 
 
 # --- what people are shown --------------------------------------------------------------------------------------------

@@ -152,13 +152,6 @@ def test_a_named_tuple_whose_names_a_package_cannot_have_is_refused_at_export(cl
         flatten(kind(*fields), is_leaf)
 
 
-@pytest.mark.parametrize("name", ["class", "None", "d\u00e9", "a\0b", "\ud800", "", "1a", "a b"])
-def test_a_parameter_that_a_package_cannot_have_is_refused_at_export(name):
-    check_name("image", "a parameter")
-    with pytest.raises(UsageError, match="a parameter is named"):
-        check_name(name, "a parameter")
-
-
 def test_a_model_with_such_a_parameter_is_refused_before_it_is_traced():
     class Model(torch.nn.Module):
         def forward(self, größe):
@@ -166,6 +159,9 @@ def test_a_model_with_such_a_parameter_is_refused_before_it_is_traced():
 
     with pytest.raises(UsageError, match=r"a parameter of Model\.forward is named 'größe'"):
         describe_call(Model(), (torch.zeros(1),), {})
+    for name in ("a\0b", "\ud800", ""):
+        with pytest.raises(UsageError, match="a parameter is named"):
+            check_name(name, "a parameter")
 
 
 def test_leaves_live_no_longer_than_they_are_used():
