@@ -13,7 +13,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -214,16 +214,7 @@ def artifact(name: str) -> Path:
     if recipe.operators is not None:
         libraries = [str(stable_library.build(ROOT / recipe.operators))]
     path = CACHE / _key(recipe) / f"{name}.pt2"
-    task = {
-        "model": recipe.model,
-        "inputs": list(recipe.inputs),
-        "dynamic": list(recipe.dynamic),
-        "libraries": libraries,
-        "model_kwargs": dict(recipe.model_kwargs),
-        "program": recipe.program,
-        "trace": dict(recipe.trace),
-        "compile": dict(recipe.compile),
-    }
+    task = asdict(recipe) | {"libraries": libraries}
     with one_maker(path) as ours:
         if ours:
             run_python(_SCRIPT, json.dumps(task), path, cwd=ROOT, compiler=True, **environment)

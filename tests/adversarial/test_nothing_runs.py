@@ -18,15 +18,30 @@ import pytest
 import exportkit
 from exportkit.bench import runs
 from exportkit.cli import main
-from exportkit.errors import DigestMismatchError, ExportkitError, SignatureError, SignatureMissingError
+from exportkit.errors import (
+    ArchiveLayoutError,
+    DigestMismatchError,
+    ExportkitError,
+    FormatVersionError,
+    ManifestSyntaxError,
+    MissingLibraryError,
+    NotAnArchiveError,
+    NoTargetError,
+    SignatureError,
+    SignatureMissingError,
+    TorchVersionError,
+    UnlistedRecordError,
+)
 from exportkit.libraries import host_platform
 from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.manifest import FORMAT_VERSION
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust
 from exportkit.verify import replay
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.verify import verify
 from exportkit.verify.verify_worker import VerifyWorker
+from tests.adversarial import forge
 from tests.adversarial.test_untrusted_programs import packaged, pickle_of_the_example_inputs
 from tests.package import samples
 from tests.package.c_library import build
@@ -48,6 +63,7 @@ LIBRARY = f"exportkit/ops/{host_platform()}/libtoy_cpu.so"
 METADATA = samples.CODE.replace(".so", "_metadata.json")  # without it torch looks no further
 
 Break = Callable[[Path, Signer], None]
+Spoil = Callable[[forge.Document, dict[str, bytes]], bytes]
 
 
 @pytest.fixture(params=["python", "cpp"])
@@ -166,6 +182,59 @@ def test_nothing_of_a_package_runs_before_it_is_trusted(
         exportkit.load(either)
     refused(capsys, either, error)
     assert not mark.exists()
+
+
+def changed(path: str, value: object) -> Spoil:
+    """Has a part of the manifest changed."""
+    return lambda whole, contents: forge.package(forge.changed(path, value, whole), contents)
+
+
+def flipped(name: str) -> Spoil:
+    """Has a bit of a record changed."""
+
+    def spoil(whole: forge.Document, contents: dict[str, bytes]) -> bytes:
+        damaged = bytearray(forge.package(whole, contents))
+        damaged[damaged.index(contents[name]) + 9] ^= 1
+        return bytes(damaged)
+
+    return spoil
+
+
+def with_another_library(whole: forge.Document, contents: dict[str, bytes]) -> bytes:
+    return forge.package(whole, forge.records({"exportkit/ops/libevil.so": contents[LIBRARY]}, contents))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "said"),
+    [
+        (lambda *parts: forge.package(*parts)[:-1], NotAnArchiveError, ""),
+        (lambda *parts: forge.package(*parts)[:5000], NotAnArchiveError, ""),
+        (lambda *parts: forge.package(*parts).replace(b"FB", b"GB", 1), ArchiveLayoutError, ""),
+        (flipped(LIBRARY), DigestMismatchError, LIBRARY),
+        (flipped(samples.CODE), DigestMismatchError, samples.CODE),
+        (with_another_library, UnlistedRecordError, "libevil.so"),
+        (changed("surprise", 1), ManifestSyntaxError, "surprise"),
+        (changed("format_version", FORMAT_VERSION + 1), FormatVersionError, ""),
+        (changed("targets.0.platform", "plan9-vax"), NoTargetError, ""),
+        (changed("libraries.0.torch_bound", "1.13"), TorchVersionError, ""),
+        (changed("libraries", []), MissingLibraryError, "toy::twice"),
+    ],
+)
+def test_a_bad_package_is_refused_before_anything_of_it_runs(
+    mark: Path, loud: dict[str, bytes], tmp_path: Path, spoil: Spoil, error: type[ExportkitError], said: str
+) -> None:
+    path = compiled(tmp_path / "loud.pt2", loud)
+    with PackageReader(path) as reader:
+        contents = {name: reader.read(name) for name in reader.names}
+        whole = forge.document(reader.manifest, contents)
+    path.write_bytes(spoil(whole, contents))
+    for load in (exportkit.load, *([exportkit_run.load] if os.environ["EXPORTKIT_RUNTIME"] == "cpp" else [])):
+        with pytest.raises(error, match=said) as caught:
+            load(path)
+        assert type(caught.value) is error
+    assert not mark.exists()
+    cache = tmp_path / "cache"
+    assert not cache.exists() or set(os.listdir(cache)) <= {"packages"}  # nothing was unpacked
 
 
 @pytest.mark.parametrize("signed", [False, True], ids=["unsigned", "signed_by_a_stranger"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from exportkit.child.messages import Failed, decode, encode
 from exportkit.child.probe import Probe, Registrations, registrations
 from exportkit.child.process import ChildProcess, describe_end
 from exportkit.errors import HostError, LibraryLoadError, NoTargetError
+from tests.subprocesses import ROOT, run_python
 
 PROBE = "exportkit.child.probe_worker"
 
@@ -89,3 +91,62 @@ def test_frames_of_cpp_do_not_push_a_message_out_of_what_a_child_printed() -> No
             f"Exception in aoti_torch: 2 ints, not 1\nException raised from call at a.cpp:1\n{frames}\n".encode()
         )
         assert child.printed() == "Exception in aoti_torch: 2 ints, not 1"
+
+
+# --- without a network ------------------------------------------------------------------------------------------------
+
+OFFLINE = """
+import socket, subprocess, sys
+from exportkit.child.offline import go_offline
+go_offline()
+refused = []
+for family in (socket.AF_INET, socket.AF_INET6):
+    try:
+        socket.socket(family)
+    except PermissionError:
+        refused.append(family)
+assert len(refused) == 2, refused
+socket.socketpair()
+child = "import socket\\ntry:\\n    socket.socket()\\nexcept PermissionError:\\n    raise SystemExit(7)"
+assert subprocess.run([sys.executable, "-c", child]).returncode == 7
+"""
+
+
+def test_what_is_offline_opens_no_socket_and_neither_do_its_children(tmp_path: Path) -> None:
+    """As code is tried that a verification found wrong."""
+    run_python(OFFLINE, cwd=tmp_path)
+
+
+# --- the end of a process that has torch, which is not taken apart ----------------------------------------------------
+
+_SCRIPT = """
+import atexit, sys, threading, time
+from exportkit.child.process_end import end_at_once
+
+class Taken:
+    def __del__(self):
+        print("taken apart")
+
+{before}
+atexit.register(print, "registered")
+kept = Taken()
+print("printed")
+sys.exit(end_at_once(3))
+"""
+
+
+TORCH = "sys.modules['torch'] = sys"
+THREAD = "threading.Thread(target=lambda: (time.sleep(0.5), print('worked'))).start()"
+WHOLE = ["printed", "registered", "taken apart"]
+
+
+@pytest.mark.parametrize(
+    ("before", "printed"),
+    [(TORCH, ["printed", "registered"]), ("", WHOLE), (f"{TORCH}; {THREAD}", [*WHOLE, "worked"])],
+    ids=["torch ends at once", "without torch as Python does", "a thread is waited for"],
+)
+def test_a_process_ends(before: str, printed: list[str]) -> None:
+    command = [sys.executable, "-c", _SCRIPT.format(before=before)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert not done.stderr
+    assert (done.returncode, sorted(done.stdout.split("\n")[:-1])) == (3, printed)

@@ -79,13 +79,6 @@ def test_verify_looks_no_further_where_the_signature_is_not_the_wanted_one(
     assert stranger.public_key.id in only["verdict"]["message"]
 
 
-def test_without_a_key_or_a_policy_verify_says_nothing_of_signatures(
-    capsys: pytest.CaptureFixture[str], model: Path
-) -> None:
-    _, out, _ = run(capsys, "verify", model, "--against", "cases", "--json")
-    assert {check["label"] for check in json.loads(out)["checks"]}.isdisjoint({"signature"})
-
-
 def test_a_policy_that_cannot_be_read_is_the_machines_fault(
     capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
