@@ -17,7 +17,7 @@ import pytest
 from exportkit import doctor
 from exportkit.cli import main
 from exportkit.doctor import BASIC, HostFinding, diagnose
-from exportkit.errors import CompilerError, HostError
+from exportkit.errors import HostError
 from exportkit.export.torch_patches import patch_table
 from exportkit.export.torch_patches.patched import is_needed
 from exportkit.support import NEWEST_TORCH
@@ -69,16 +69,6 @@ def test_packages_that_onnx_models_need_have_their_versions_or_are_missing(monke
     assert "exportkit[onnx]" in missing.hint
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert "cannot be imported" in doctor._onnx().detail
-
-
-def test_a_compiler_that_cannot_be_used_is_a_finding_with_the_exporter_s_own_reasons(monkeypatch):
-    def none():
-        raise CompilerError("no C++ compiler: g++ links libstdc++ statically", hint="Set CXX.")
-
-    monkeypatch.setattr("exportkit.export.compile.usable_compiler.usable_compiler", none)
-    assert doctor._looked("compiler", doctor._compiler) == HostFinding(
-        "compiler", False, "no C++ compiler: g++ links libstdc++ statically", "Set CXX."
-    )
 
 
 @pytest.mark.process
@@ -137,14 +127,6 @@ def test_a_cache_that_may_hold_no_code_is_no_cache(monkeypatch, tmp_path):
     finding = doctor._cache()
     assert (finding.ok, finding.detail) == (False, f"{tmp_path} is mounted noexec")
     assert "EXPORTKIT_CACHE" in (finding.hint or "")
-
-
-def test_the_cache_is_described_by_what_is_in_it(monkeypatch, tmp_path):
-    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
-    assert doctor._cache().detail == f"{tmp_path / 'cache'}, 0 files, 0 MB"
-    (tmp_path / "cache" / "libraries").mkdir(parents=True)
-    (tmp_path / "cache" / "libraries" / "lib.so").write_bytes(bytes(2_000_000))
-    assert doctor._cache().detail == f"{tmp_path / 'cache'}, 1 files, 2 MB"
 
 
 def test_the_libstdcxx_that_packages_get_is_named_with_its_newest_version(here):

@@ -27,6 +27,14 @@ def _on_aarch64() -> CppReader:
 
 
 @pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that an attack leaves. There is no policy and no cache but the test's own."""
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "mark"
+
+
+@pytest.fixture
 def taken(file: Path) -> Taken:
     """The manifest of these bytes, which hold."""
 

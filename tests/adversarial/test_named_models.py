@@ -24,13 +24,6 @@ from tests.package.signers import signer
 MODEL = "subprocess:getoutput"
 
 
-@pytest.fixture
-def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    return tmp_path / "mark"
-
-
 def naming(path: Path, changes: dict[str, Any], *, name: str = "weighted", **more: Any) -> Path:
     """The artifact of this name with other words about its source, and with more that is changed."""
     with PackageReader(artifact(name)) as reader:

@@ -67,19 +67,14 @@ Spoil = Callable[[forge.Document, dict[str, bytes]], bytes]
 
 
 @pytest.fixture(params=["python", "cpp"])
-def mark(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that is there once anything of a package has run, run by either runtime.
-
-    No policy and no cache but the test's own.
-    """
+def mark(request: pytest.FixtureRequest, mark: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that is there once anything of a package has run, run by either runtime."""
     if request.param == "cpp":
         exportkit_run.require_built()
     monkeypatch.setenv("EXPORTKIT_RUNTIME", request.param)
-    monkeypatch.setenv(MARK, str(tmp_path / "mark"))
-    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv(MARK, str(mark))
     monkeypatch.setattr(runs, "copy_rate", lambda device: 10.0)  # which `bench` measures for a second
-    return tmp_path / "mark"
+    return mark
 
 
 @pytest.fixture(scope="module")

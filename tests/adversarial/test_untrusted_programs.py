@@ -97,13 +97,6 @@ attacks = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "mark"
-
-
 def packaged(program: Path, path: Path) -> Path:
     """A package that has the file as its program."""
     records = {samples.CASE: samples.RECORDS[samples.CASE], samples.PROGRAM: program.read_bytes()}

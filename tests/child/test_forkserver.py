@@ -86,19 +86,17 @@ def test_a_child_holds_no_file_of_another(tmp_path: Path) -> None:
 def test_what_torch_reads_while_it_is_imported_makes_another_forkserver(
     change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     with started() as first:
         earlier = asked(first)
         if change == "environment":
             monkeypatch.setenv("OMP_NUM_THREADS", "3")
         else:
-            soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
             resource.setrlimit(resource.RLIMIT_CORE, (0 if soft else min(1, hard), hard))
-            request = (resource.RLIMIT_CORE, (soft, hard))
         try:
             assert facts().parent != earlier.parent
         finally:
-            if change == "limits":
-                resource.setrlimit(*request)
+            resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
         assert asked(first) == earlier  # it goes on
         assert runs(earlier.parent)
     assert eventually(lambda: not runs(earlier.parent))  # with its last child

@@ -12,9 +12,9 @@ import pytest
 
 from exportkit.child.child_client import ChildClient
 from exportkit.child.messages import Failed, decode, encode
-from exportkit.child.probe import Probe, Registrations, registrations
+from exportkit.child.probe import Probe, Registrations
 from exportkit.child.process import ChildProcess, describe_end
-from exportkit.errors import HostError, LibraryLoadError, NoTargetError
+from exportkit.errors import HostError, NoTargetError
 from tests.subprocesses import ROOT, run_python
 
 PROBE = "exportkit.child.probe_worker"
@@ -69,17 +69,6 @@ def test_an_error_crosses_to_the_parent_with_its_class_and_words(raised: Excepti
     failed = decode(encode(Failed.of(raised)), Failed)
     assert type(failed.exception()) is type(again)
     assert str(failed.exception()) == str(again)
-
-
-@pytest.mark.process
-def test_a_library_that_the_linker_refuses_comes_back_without_a_hint(tmp_path: Path) -> None:
-    path = tmp_path / "libtext.so"
-    path.write_text("text " * 1000)
-    with pytest.raises(
-        LibraryLoadError, match=r"the dynamic linker refused libtext\.so: .*invalid ELF header"
-    ) as error:
-        registrations(path)
-    assert error.value.hint is None
 
 
 def test_frames_of_cpp_do_not_push_a_message_out_of_what_a_child_printed() -> None:

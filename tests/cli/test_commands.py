@@ -152,12 +152,6 @@ def test_no_verify_writes_it_all_the_same_and_says_so(compiled, tmp_path, capsys
         assert (reader.manifest.name, reader.manifest.version) == ("mine", "7")
 
 
-def test_a_directory_that_is_not_there_is_a_usage_error(compiled, tmp_path, capsys):
-    code, _, err = run(capsys, "package", compiled, "-o", tmp_path / "none" / "x.pt2")
-    assert code == 2
-    assert "there is no folder" in err
-
-
 @pytest.mark.slow
 def test_a_library_of_somebody_else_goes_the_same_way(tmp_path):
     compiled, library = artifact("softpool"), softpool_library.build()
@@ -224,6 +218,7 @@ def test_an_interrupt_ends_with_130_and_leaves_no_files_behind(package, tmp_path
         (["export", "arr-coc", "-o", "x.pt2", "--format", "program", "--cpu-isa", "x86-64-v4"], "--format aoti"),
         (["export", "arrcoc", "-o", "x.pt2"], "'arrcoc' is not a model"),
         (["package", "-o", "x.pt2"], "ARTIFACT"),
+        (["package", "{artifact}", "-o", "none/x.pt2"], "there is no folder"),
     ],
 )
 def test_arguments_that_mean_nothing_are_usage_errors(compiled, capsys, arguments, says):

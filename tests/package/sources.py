@@ -10,7 +10,6 @@ import os
 import socket
 import tempfile
 import threading
-import zipfile
 from collections.abc import Callable, Iterator
 from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SHRINK, F_SEAL_WRITE, fcntl
 from pathlib import Path
@@ -129,15 +128,6 @@ def _gzipped(path: Path) -> Iterator[gzip.GzipFile]:
             yield found
 
 
-@contextlib.contextmanager
-def _member(path: Path) -> Iterator[Any]:
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
-        made.write(path, "model.pt2")
-    with zipfile.ZipFile(archive) as made, made.open("model.pt2") as member:
-        yield member
-
-
 def _given(make: Callable[[bytes], Any]) -> Callable[[Path], Giving]:
     return lambda path: contextlib.nullcontext(make(path.read_bytes()))
 
@@ -154,7 +144,6 @@ SOURCES: dict[str, Callable[[Path], Giving]] = {
     "unbuffered file": lambda path: path.open("rb", buffering=0),
     "file from its position": _within,
     "gzip": _gzipped,
-    "member of a zip": _member,
     "short reads": _given(lambda content: Reads(*pieces(content, 999))),
     "short reads into": _given(lambda content: ReadsInto(*pieces(content, 4097))),
     "pieces of many kinds": _given(

@@ -11,24 +11,21 @@ import pytest
 from exportkit.errors import MergeError
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
-from exportkit.package.manifest import Library, Source
+from exportkit.package.manifest import Library, Source, Target
 from exportkit.runtime.targets import Host, survey
 from tests.package import samples
 from tests.package.test_assemble import artifact, library
 
-GPU = samples.target(device="cuda", cpu_isa=None, cuda_architecture="sm_80", built_with_cuda="13.0")
-A100 = msgspec.structs.replace(GPU, name="cuda_sm_80", built_with_torch="2.13.0+cu130", cuda_ptx=True)
-L4 = msgspec.structs.replace(
-    GPU, name="cuda_sm_89", cuda_architecture="sm_89", built_with_torch="2.12.1+cu128", built_with_cuda="12.8"
-)
-H100 = msgspec.structs.replace(
-    GPU,
-    name="cuda_sm_90",
-    cuda_architecture="sm_90a",
-    built_with_torch="2.15.0+cu132",
-    built_with_cuda="13.2",
-    needs_torch="2.14",
-)
+
+def gpu(architecture: str, torch: str, cuda: str, **changes: Any) -> Target:
+    """A target that was compiled there."""
+    made = {"cuda_architecture": architecture, "built_with_torch": torch, "built_with_cuda": cuda, **changes}
+    return samples.target(name=f"cuda_{architecture[:5]}", device="cuda", cpu_isa=None, **made)
+
+
+A100 = gpu("sm_80", "2.13.0+cu130", "13.0", cuda_ptx=True)
+L4 = gpu("sm_89", "2.12.1+cu128", "12.8")
+H100 = gpu("sm_90a", "2.15.0+cu132", "13.2", needs_torch="2.14")
 MACHINES = {"cpu": samples.target(), "a100": A100, "l4": L4, "h100": H100}
 
 
