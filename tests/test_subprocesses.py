@@ -11,14 +11,6 @@ import pytest
 
 from tests.subprocesses import commands, compiler_in_forkservers, run_python
 
-CHILD = """
-import os
-from exportkit.child.process import ChildProcess
-with_torch = ChildProcess("exportkit.child.probe")
-parent = int(open(f"/proc/{with_torch.pid}/stat").read().rpartition(")")[2].split()[1])
-print(parent == os.getppid())
-"""
-
 
 def bash(script: str, folder: Path, *names: str) -> str:
     with commands(*names) as programs:
@@ -59,7 +51,3 @@ def test_who_wants_torch_alone_gets_no_process_whose_template_had_more(tmp_path:
     with compiler_in_forkservers():
         run_python("pass", cwd=tmp_path)
     test_torch_is_there_and_nothing_of_ours(False, tmp_path)
-
-
-def test_children_of_a_command_are_forked_from_a_process_that_was_there_before(tmp_path: Path) -> None:
-    assert run_python(CHILD, cwd=tmp_path) == "True\n"

@@ -29,27 +29,13 @@ from exportkit.package.consistency import is_complete
 from exportkit.package.manifest import Manifest, decode_manifest, encode_manifest
 from exportkit.package.structure import builder
 from exportkit.sizes import case_label
-from tests.adversarial.forge import (
-    SIDECAR_RECORDS,
-    STATEFUL_RECORDS,
-    Document,
-    archive,
-    document,
-    full,
-    package,
-    places,
-    records,
-    replaced,
-    sidecar,
-    stateful,
-    value_at,
-)
+from tests.adversarial import forge
 from tests.package import samples
 
 BOUNDED = settings(
     max_examples=150, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-PACKAGE = package()
+PACKAGE = forge.package()
 
 
 def opened(file: Path, data: bytes) -> Manifest | PackageError:
@@ -65,8 +51,8 @@ def opened(file: Path, data: bytes) -> Manifest | PackageError:
     use(reader.manifest)
     with zipfile.ZipFile(file) as zipped:
         found = [(info.filename, zipped.read(info)) for info in zipped.infolist()]
-    assert found[1:] == full(contents)
-    assert archive(found) == data  # in the one layout
+    assert found[1:] == forge.full(contents)
+    assert forge.archive(found) == data  # in the one layout
     assert all(data[at : at + len(contents[name])] == contents[name] for name, at in offsets.items())
     return reader.manifest
 
@@ -118,22 +104,25 @@ def test_bytes_changed_cut_out_or_put_in_are_refused(file: Path, edits: list[tup
 def test_random_bytes_are_refused(file: Path, data: bytes) -> None:
     assert isinstance(opened(file, data), PackageError)
     assert isinstance(opened(file, data + PACKAGE[-98:]), PackageError)
-    assert isinstance(opened(file, package(data)), PackageError)
+    assert isinstance(opened(file, forge.package(data)), PackageError)
 
 
 class Sample(NamedTuple):
     """A manifest, the records that go with it, and the paths of its values."""
 
-    document: Document
+    document: forge.Document
     contents: Mapping[str, bytes]
     places: Sequence[tuple[Any, ...]]
 
 
-PACKAGED = Sample(document(), records(), [place for place in places(document()) if place])
-# Only what the package does not have.
-STATE_PLACES = [place for place in places(stateful()) if place[:1] in (("methods",), ("state",), ("cases",))]
-STATEFUL = Sample(stateful(), STATEFUL_RECORDS, STATE_PLACES)
-SIDECAR = Sample(sidecar(), SIDECAR_RECORDS, [place for place in places(sidecar()) if place[:1] == ("onnx",)])
+def sample_of(whole: forge.Document, contents: Mapping[str, bytes], *only: str) -> Sample:
+    """Of whose values only these parts are changed, if any are named."""
+    return Sample(whole, contents, [place for place in forge.places(whole)[1:] if not only or place[0] in only])
+
+
+PACKAGED = sample_of(forge.document(), forge.records())
+STATEFUL = sample_of(forge.stateful(), forge.STATEFUL_RECORDS, "methods", "state", "cases")
+SIDECAR = sample_of(forge.sidecar(), forge.SIDECAR_RECORDS, "onnx")
 JSON = st.one_of(
     st.none(),
     st.booleans(),
@@ -144,7 +133,7 @@ JSON = st.one_of(
     st.sampled_from(["../x", "/", "cuda", "batch", "scores", samples.CASE, "0" * 64, "2.13", "a\n", "\0"]),
     st.just([]),
     st.just({}),
-    st.sampled_from(PACKAGED.places).map(lambda place: value_at(PACKAGED.document, place)),  # another part
+    st.sampled_from(PACKAGED.places).map(lambda place: forge.value_at(PACKAGED.document, place)),  # another part
 )
 
 
@@ -155,12 +144,12 @@ def test_a_manifest_with_other_values_is_refused_or_can_be_written_again(file: P
     changed = sample.document
     for place, value in data.draw(st.lists(st.tuples(st.sampled_from(sample.places), JSON), min_size=1, max_size=3)):
         with contextlib.suppress(KeyError, IndexError, TypeError):  # an earlier change took the place away
-            changed = replaced(changed, place, value)
+            changed = forge.replaced(changed, place, value)
     try:
         encoded = msgspec.json.encode(changed)
     except OverflowError:
         return  # integers that msgspec does not write
-    answer = opened(file, package(encoded, sample.contents))
+    answer = opened(file, forge.package(encoded, sample.contents))
     if isinstance(answer, Manifest):
         again = write_package(file.with_name("again.pt2"), answer, sample.contents)
         assert again == answer

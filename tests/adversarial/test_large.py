@@ -17,18 +17,7 @@ from exportkit.errors import CaseError, ManifestConsistencyError, ManifestSyntax
 from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.manifest import decode_manifest, encode_manifest
-from tests.adversarial.forge import (
-    CENTRAL,
-    MAX_DIRECTORY_BYTES,
-    MAX_MANIFEST_BYTES,
-    at,
-    changed,
-    directory,
-    document,
-    listing,
-    package,
-    records,
-)
+from tests.adversarial import forge
 from tests.package import samples, stateful_samples
 from tests.subprocesses import run_interpreter
 
@@ -48,7 +37,8 @@ def taken(manifest: m.Manifest) -> None:
 
 
 def with_records(*names: str, **changes: object) -> m.Manifest:
-    return msgspec.structs.replace(samples.manifest(), records=listing(records(dict.fromkeys(names, b""))), **changes)
+    listed = forge.listing(forge.records(dict.fromkeys(names, b"")))
+    return msgspec.structs.replace(samples.manifest(), records=listed, **changes)
 
 
 def test_a_key_that_is_there_twice_among_many() -> None:
@@ -161,7 +151,7 @@ def test_a_long_name_of_a_method_is_refused_in_a_short_message() -> None:
 
 # --- what it takes to refuse ------------------------------------------------------------------------------------------
 
-JUST_UNDER = MAX_MANIFEST_BYTES - 64
+JUST_UNDER = forge.MAX_MANIFEST_BYTES - 64
 HOSTILE_JSON: dict[str, bytes] = {
     "lists": b'{"format_version":1,"x":[' + b"[]," * (JUST_UNDER // 3) + b"[]]}",
     "objects": b'{"format_version":1,"x":[' + b"{}," * (JUST_UNDER // 3) + b"{}]}",
@@ -182,9 +172,9 @@ HOSTILE_JSON: dict[str, bytes] = {
 
 def many_entries() -> bytes:
     """As large a directory as is read, with as many entries as there can be."""
-    entry = CENTRAL.pack(0x02014B50, 45, 45, 0, 0, 0, 0x21, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"a"
-    central = entry * (MAX_DIRECTORY_BYTES // len(entry))
-    end = bytearray(directory([]))
+    entry = forge.CENTRAL.pack(0x02014B50, 45, 45, 0, 0, 0, 0x21, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"a"
+    central = entry * (forge.MAX_DIRECTORY_BYTES // len(entry))
+    end = bytearray(forge.directory([]))
     struct.pack_into("<QQQQ", end, 24, 2**62, 2**62, len(central), 0)
     return central + end
 
@@ -215,7 +205,7 @@ print(int(resource.getrusage(resource.RUSAGE_SELF).ru_utime))
 
 def with_value(path: str, text: str) -> bytes:
     """The sample's manifest with JSON put in at a place."""
-    return msgspec.json.encode(changed(path, "HERE")).replace(b'"HERE"', text.encode())
+    return msgspec.json.encode(forge.changed(path, "HERE")).replace(b'"HERE"', text.encode())
 
 
 def contradictions() -> dict[str, bytes]:
@@ -224,7 +214,7 @@ def contradictions() -> dict[str, bytes]:
     tensors = ",".join(tensor % index for index in range(200_000))
     constants = ",".join(['{"type":"constant","value":0}'] * 200_000)
     under_key = '{"type":"mapping","keys":["%s"],"items":[{"type":"sequence","kind":"list","items":[%s]}]}'
-    outputs = [{**at(document(), "call.outputs.0"), "name": f"{i}"} for i in range(2)]
+    outputs = [{**forge.at(forge.document(), "call.outputs.0"), "name": f"{i}"} for i in range(2)]
     deep = '{"kind":"list","items":[%s],"type":"sequence"}'
     nested = deep % ",".join(['{"index":0,"type":"tensor"}'] * 400_000)
     for _ in range(34):
@@ -235,7 +225,7 @@ def contradictions() -> dict[str, bytes]:
         "tensors under a long key": with_value("call.result", under_key % (key, tensors)),
         "constants under a long key": with_value("call.result", under_key % (key, constants)),
         "two of a long name": msgspec.json.encode(
-            changed("call.outputs", outputs, changed("call.result", "HERE"))
+            forge.changed("call.outputs", outputs, forge.changed("call.result", "HERE"))
         ).replace(b'"HERE"', two_long.encode()),
         "types said last": with_value("call.result", nested),
         "a weight of many sizes": with_value("weights.0.shape", f"[{shape},0]"),
@@ -253,21 +243,21 @@ def make_hostile(folder: Path) -> dict[str, str]:
     folder.mkdir()
     expected = {}
     for name, content in HOSTILE_JSON.items():
-        (folder / name).write_bytes(package(content))
+        (folder / name).write_bytes(forge.package(content))
         expected[name] = "ManifestSyntaxError"
     for name, content in contradictions().items():
-        (folder / name).write_bytes(package(content))
+        (folder / name).write_bytes(forge.package(content))
         expected[name] = "ManifestConsistencyError"
     for name, content, error in (
         ("directory", many_entries(), "NotAnArchiveError"),
         ("compressed", compressed(), "ArchiveLayoutError"),
-        ("truncated", package()[:-1], "NotAnArchiveError"),
-        ("oversized", package(b"[" * (MAX_MANIFEST_BYTES + 1)), "ManifestTooLargeError"),
+        ("truncated", forge.package()[:-1], "NotAnArchiveError"),
+        ("oversized", forge.package(b"[" * (forge.MAX_MANIFEST_BYTES + 1)), "ManifestTooLargeError"),
     ):
         (folder / name).write_bytes(content)
         expected[name] = error
     with open(folder / "sparse", "wb") as file:  # a terabyte that takes no room
-        file.write(package())
+        file.write(forge.package())
         file.truncate(1 << 40)
     return expected | {"sparse": "NotAnArchiveError"}
 

@@ -48,6 +48,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def tls(certificate: str, key: str, *more: str) -> list[str]:
+    return ["{package}", "--tls-certificate", f"{{folder}}/{certificate}", "--tls-key", f"{{folder}}/{key}", *more]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -64,29 +68,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["{package}", "--max-queue-bytes", "much"], "'much' is not a number with a unit"),
         (["{package}", "--tls-certificate", "{folder}/server.pem"], "TLS needs a certificate and its key"),
         (["{package}", "--client-ca", "{folder}/authority.pem"], "--client-ca needs TLS"),
-        (
-            ["{package}", "--tls-certificate", "{folder}/client.pem", "--tls-key", "{folder}/server.key"],
-            "server.key does not belong to",
-        ),
-        (
-            ["{package}", "--tls-certificate", "{folder}/server.key", "--tls-key", "{folder}/server.key"],
-            "are not a certificate and its key",
-        ),
-        (
-            ["{package}", "--tls-certificate", "{folder}/server.pem", "--tls-key", "{folder}/open.key"],
-            "chmod o-rwx",
-        ),
-        (
-            ["{package}", "--tls-certificate", "{folder}/server.pem", "--tls-key", "{folder}/encrypted.key"],
-            "encrypted.key is encrypted",
-        ),
-        (
-            [
-                *("{package}", "--tls-certificate", "{folder}/server.pem", "--tls-key", "{folder}/server.key"),
-                *("--client-ca", "{folder}/server.key"),
-            ],
-            "has no certificate in PEM form",
-        ),
+        (tls("client.pem", "server.key"), "server.key does not belong to"),
+        (tls("server.key", "server.key"), "are not a certificate and its key"),
+        (tls("server.pem", "open.key"), "chmod o-rwx"),
+        (tls("server.pem", "encrypted.key"), "encrypted.key is encrypted"),
+        (tls("server.pem", "server.key", "--client-ca", "{folder}/server.key"), "has no certificate in PEM form"),
         (["{package}", "--api-keys", "{folder}/keys.txt"], "is open to every user of this machine (mode 0644)"),
         (["{package}", "{package}"], "would both be served as tiny"),
     ],

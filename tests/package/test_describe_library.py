@@ -22,6 +22,7 @@ HAS_CUDA = torch.version.cuda is not None
 
 
 ABORTS = "#include <stdlib.h>\n__attribute__((constructor)) static void start(void) { abort(); }"
+DEFINES = 'define("toy", "twice(Tensor x) -> Tensor");'
 CALLS_CUDA = "extern void torch_c10_cuda_check_msg(void); void f(void) { torch_c10_cuda_check_msg(); }"
 
 
@@ -73,7 +74,7 @@ def test_one_library_with_kernels_for_cpu_and_cuda_is_for_both(tmp_path: Path, m
     build(tmp_path, "void cudaLaunchKernel(void) {}", "-Wl,-soname,libcudart.so.99", name="libcudart.so.99")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     calls = "extern void cudaLaunchKernel(void); void never(void) { cudaLaunchKernel(); }"
-    body = constructor('define("toy", "twice(Tensor x) -> Tensor"); kernel("toy", "CPU"); kernel("toy", "CUDA");')
+    body = constructor(DEFINES + 'kernel("toy", "CPU"); kernel("toy", "CUDA");')
     flags = ("-Wl,--no-as-needed", f"-L{tmp_path}", "-l:libcudart.so.99")
     library = describe_library(build(tmp_path, body + calls, *flags, name="_C.abi3.so"))
     assert (library.device, library.kernels) == ("cpu", ("cpu", "cuda"))
@@ -83,8 +84,7 @@ def test_one_library_with_kernels_for_cpu_and_cuda_is_for_both(tmp_path: Path, m
 
 def calling(symbol: str) -> str:
     """A library that defines an operator, and somewhere calls this function."""
-    start = '__attribute__((constructor)) static void start(void) { define("toy", "twice(Tensor x) -> Tensor"); }'
-    return PRELUDE + f"extern void {symbol}(void); void never(void) {{ {symbol}(); }} " + start
+    return constructor(DEFINES) + f"extern void {symbol}(void); void never(void) {{ {symbol}(); }}"
 
 
 @pytest.mark.slow
@@ -120,12 +120,9 @@ def test_a_library_brings_those_that_its_runpath_finds_in_loading_order(tmp_path
     """The last of three needs both others; the second defines an operator of the same namespace."""
     beside = ("-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", f"-L{tmp_path}")
     build(tmp_path, "int helper(void) { return 1; }", "-Wl,-soname,libzz.so", name="libzz.so")
-    more = PRELUDE + (
-        '__attribute__((constructor)) static void start(void) { fragment("toy", "more(Tensor x) -> Tensor"); }'
-    )
+    more = constructor('fragment("toy", "more(Tensor x) -> Tensor");')
     build(tmp_path, more, "-Wl,-soname,libmm.so", *beside, "-lzz", name="libmm.so")
-    first = constructor('define("toy", "twice(Tensor x) -> Tensor");')
-    described = describe_with_needed(build(tmp_path, first, *beside, "-lmm", "-lzz", name="libaa.so"))
+    described = describe_with_needed(build(tmp_path, constructor(DEFINES), *beside, "-lmm", "-lzz", name="libaa.so"))
     assert [path.name for path, _ in described] == ["libzz.so", "libmm.so", "libaa.so"]
     assert [[operator.name for operator in library.defines] for _, library in described] == [
         [], ["toy::more"], ["toy::twice"]

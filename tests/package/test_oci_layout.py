@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from exportkit.package.trust import demand, signature_info
 from tests.listening import free_port, running
 from tests.package import signers
 from tests.package.signers import Change, edit, set_at
+from tests.subprocesses import output_of
 
 PROGRAM = shutil.which("docker-registry")
 WHY_NOT = "no docker-registry here (Debian: apt-get install docker-registry)"
@@ -280,18 +280,14 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"localhost:{port}"
 
 
-def _run(*command: object) -> str:
-    return subprocess.run([*map(str, command)], check=True, capture_output=True, text=True).stdout
-
-
 @pytest.mark.process
 @pytest.mark.skipif(PROGRAM is None, reason=WHY_NOT)
 @pytest.mark.skipif(SKOPEO is None, reason="no skopeo here (Debian: apt-get install skopeo)")
 def test_skopeo_takes_a_layout_to_a_registry_and_back(host: str, layout: Path, tmp_path: Path) -> None:
-    _run(SKOPEO, "copy", "--dest-tls-verify=false", f"oci:{layout}", f"docker://{host}/models/net:1")
+    output_of(str(SKOPEO), "copy", "--dest-tls-verify=false", f"oci:{layout}", f"docker://{host}/models/net:1")
     pinned = f"docker://{host}/models/net@{digest(layout)}"
-    assert json.loads(_run(SKOPEO, "inspect", "--raw", "--tls-verify=false", pinned)) == document(layout)
-    _run(SKOPEO, "copy", "--src-tls-verify=false", pinned, f"oci:{tmp_path}/back")
+    assert json.loads(output_of(str(SKOPEO), "inspect", "--raw", "--tls-verify=false", pinned)) == document(layout)
+    output_of(str(SKOPEO), "copy", "--src-tls-verify=false", pinned, f"oci:{tmp_path}/back")
     blobs = {name: content for name, content in files(layout).items() if name.startswith("blobs/")}
     assert {name: content for name, content in files(tmp_path / "back").items() if name.startswith("blobs/")} == blobs
     with PackageReader(tmp_path / "back", demand=demand(tmp_path / "release.pem")) as reader:
@@ -305,8 +301,8 @@ def test_oras_puts_a_layout_into_a_registry_and_gets_its_files(
     host: str, package: Path, layout: Path, tmp_path: Path
 ) -> None:
     there = f"{host}/oras/net"
-    _run(ORAS, "cp", "--from-oci-layout", "--to-plain-http", f"{layout}@{digest(layout)}", f"{there}:1")
-    _run(ORAS, "pull", "--plain-http", f"{there}@{digest(layout)}", "-o", tmp_path / "got")
+    output_of(str(ORAS), "cp", "--from-oci-layout", "--to-plain-http", f"{layout}@{digest(layout)}", f"{there}:1")
+    output_of(str(ORAS), "pull", "--plain-http", f"{there}@{digest(layout)}", "-o", tmp_path / "got")
     assert (tmp_path / "got" / "net.pt2").read_bytes() == package.read_bytes()
     with PackageReader(tmp_path / "got", demand=demand(tmp_path / "release.pem")) as reader:
         reader.verify()
