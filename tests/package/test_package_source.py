@@ -280,14 +280,6 @@ def test_a_limit_is_a_number_of_bytes(limit: Any) -> None:
         PackageReader(io.BytesIO(), stream_limit=limit)
 
 
-def test_a_pipe_that_does_not_wait_is_refused_until_it_does(package: Path) -> None:
-    out, into = os.pipe()
-    with open(into, "wb"), open(out, "rb") as reader:
-        os.set_blocking(out, False)
-        with pytest.raises(UsageError, match="has nothing to read now"):
-            PackageReader(reader)
-
-
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 MEMORY = """

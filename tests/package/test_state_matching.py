@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exportkit.errors import WeightsError
-from exportkit.export.compile.program_weights import is_dense
 from exportkit.package.consistency import match_state
 from tests.package import samples
 
@@ -29,12 +28,3 @@ def test_a_state_fits_where_every_weight_has_a_name_in_it_and_every_name_a_weigh
     else:
         assert fits
         assert sorted(name for names in matched.values() for name in names) == sorted(given_names)
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30)), max_size=4))
-def test_dense_strides_are_those_that_address_every_place_once(dimensions: list[tuple[int, int]]) -> None:
-    shape, strides = [size for size, _ in dimensions], [stride for _, stride in dimensions]
-    places = [0]
-    for size, stride in dimensions:
-        places = [place + i * stride for place in places for i in range(size)]
-    assert is_dense(shape, strides) == (sorted(places) == list(range(len(places))))
