@@ -29,7 +29,7 @@ def here(starts_process):
 
 
 @pytest.mark.process
-def test_every_ability_needs_findings_that_are_looked_at_and_this_machine_has_the_basic_ones(here):
+def test_every_ability_needs_findings_that_are_looked_at_and_the_basic_ones_hold(here):
     names = {finding.name for finding in here.findings}
     assert len(names) == len(here.findings)
     assert {need for needs in doctor._NEEDS.values() for need in needs} <= names
