@@ -76,9 +76,8 @@ def test_frames_of_cpp_do_not_push_a_message_out_of_what_a_child_printed() -> No
         output = child._process._output
         assert output is not None
         frames = "".join(f"frame #{n}: f({'x' * 400}) + 0x2a (0x7f in libtorch_cpu.so)\n" for n in range(40))
-        output.write(
-            f"Exception in aoti_torch: 2 ints, not 1\nException raised from call at a.cpp:1\n{frames}\n".encode()
-        )
+        said = f"Exception in aoti_torch: 2 ints, not 1\nException raised from call at a.cpp:1\n{frames}\n"
+        output.write(said.encode())
         assert child.printed() == "Exception in aoti_torch: 2 ints, not 1"
 
 
@@ -122,8 +121,6 @@ kept = Taken()
 print("printed")
 sys.exit(end_at_once(3))
 """
-
-
 TORCH = "sys.modules['torch'] = sys"
 THREAD = "threading.Thread(target=lambda: (time.sleep(0.5), print('worked'))).start()"
 WHOLE = ["printed", "registered", "taken apart"]

@@ -44,10 +44,9 @@ def test_info_says_where_it_is_and_what_is_in_it(entry, capsys):
     document = json.loads(out)
     assert code == 0
     assert document["directory"] == str(entry.parents[1])
-    assert [(item["kind"], item["path"], item["in_use"]) for item in document["items"]] == [
-        ("target", str(entry), False)
-    ]
-    assert document["size"] == document["items"][0]["size"] > 3000
+    (item,) = document["items"]
+    assert (item["kind"], item["path"], item["in_use"]) == ("target", str(entry), False)
+    assert document["size"] == item["size"] > 3000
 
 
 @pytest.mark.parametrize("limit", ["all", "2kB", "0s"])
@@ -92,9 +91,7 @@ def test_a_cache_that_is_not_ours_is_an_error_and_keeps_what_it_leads_to(tmp_pat
 
 
 def test_it_does_not_import_torch(entry):
-    code = "import sys; from exportkit.cli import main"
-    code += (
-        "; main(['doctor', '--cache']); main(['doctor', '--prune-cache', 'leftovers']); print('torch' in sys.modules)"
-    )
+    code = "import sys; from exportkit.cli import main; main(['doctor', '--cache'])"
+    code += "; main(['doctor', '--prune-cache', 'leftovers']); print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "False"
