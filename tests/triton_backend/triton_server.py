@@ -186,7 +186,7 @@ def _server() -> tuple[Path, str]:
         return Path(named), os.environ.get("LD_LIBRARY_PATH", "")
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
-        pytest.skip("there is no tritonserver: make weights")
+        pytest.skip("there is no tritonserver: make extras")
     site = Path(spec.origin).parents[1]
     return site / "pytriton" / "tritonserver" / "bin" / "tritonserver", str(site / "nvidia_pytriton.libs")
 
