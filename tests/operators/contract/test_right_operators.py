@@ -112,14 +112,7 @@ def _some_by_the_older_name(x: Tensor) -> Tensor:
 
 
 RIGHT = {
-    "writes to a vector": _subject("add_one_(Tensor(a!) x) -> ()", _add_one, _nothing, [(_shape(3),), (_shape(1),)]),
     "writes to a single number": _subject("add_one_0_(Tensor(a!) x) -> ()", _add_one, _nothing, [(_shape(),)]),
-    "writes to a matrix of one row": _subject(
-        "add_one_row_(Tensor(a!) x) -> ()", _add_one, _nothing, [(_shape(1, 4),), (_shape(1, 1),)]
-    ),
-    "writes to an image of one channel": _subject(
-        "add_one_image_(Tensor(a!) x) -> ()", _add_one, _nothing, [(_shape(2, 1, 3, 3),)]
-    ),
     "writes to each of a list": _subject(
         "add_each_(Tensor(a!)[] xs, float by) -> ()", _add_one_to_each, _nothing, [([_shape(3), _shape(1, 2)], 0.5)]
     ),

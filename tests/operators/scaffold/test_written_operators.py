@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from exportkit.cli import main
-from exportkit.installed import declared_module, libraries_of
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.operator_trial import Subject
 from tests.artifacts import ROOT
@@ -96,11 +95,3 @@ def test_an_installed_package_needs_no_flag(
     assert main(["package", "model_aoti.pt2", "-o", "model.pt2"]) == 0
     assert main(["verify", "model.pt2"]) == 0
     assert "ok: " in capfd.readouterr().out.splitlines()[-1]
-
-
-def test_it_declares_its_libraries(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(installed))
-    assert declared_module(scaffolded.INSTALLED) == scaffolded.INSTALLED
-    built = {path.name[1:-8]: path for path in (installed / scaffolded.INSTALLED).glob("_*.abi3.so")}
-    assert libraries_of(scaffolded.INSTALLED) == built
-    assert "cpu" in built

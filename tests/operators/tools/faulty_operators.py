@@ -71,18 +71,6 @@ def calls_of_narrow():
     yield (torch.randn(3, 5), 41), {}
 
 
-_CALLS: list[int] = []
-
-
-@_operator("(Tensor x) -> Tensor")
-def damages(x: Tensor) -> Tensor:
-    """Reads address 0 in its sixth call, as if one before had damaged the memory."""
-    _CALLS.append(x.numel())
-    if len(_CALLS) == 6:
-        ctypes.string_at(0)
-    return x.clone()
-
-
 @_operator("(Tensor x) -> Tensor")
 def hangs(x: Tensor) -> Tensor:
     """Never returns in float64, and holds the GIL meanwhile."""

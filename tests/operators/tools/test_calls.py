@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given as for_all
@@ -23,7 +19,6 @@ from exportkit.operators.tools.collected_calls import (
     watched_calls,
 )
 from exportkit.operators.tools.forms import arguments_of, draw, tensor_forms
-from exportkit.operators.tools.journal import Journal, Step, read_step
 
 CPU = torch.device("cpu")
 PICKY = torch._C.parse_schema("t::picky(Tensor x, Tensor? weight, Tensor indices, SymInt k, bool flag=False) -> Tensor")
@@ -200,23 +195,7 @@ def test_dtypes_change_together_and_others_stay():
     assert list(at_sizes(Sample("c", (1.0,), {}))) == []
 
 
-# --- what is left behind when a process ends --------------------------------------------------------------------------
-
-
-def test_a_step_is_read_after_the_process_was_killed_by_its_limit(tmp_path: Path):
-    path = tmp_path / "journal"
-    assert read_step(path) is None
-    step = Step("runs", "torch.ops.a.b('ä')", "given")
-    if (child := os.fork()) == 0:
-        journal = Journal(path, 0.05)
-        journal.write(Step("a step before this one that is longer", "x" * 1000))
-        with journal.call(step):
-            signal.pause()
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGALRM
-    assert read_step(path) == step
-    path.write_bytes(path.read_bytes()[:-3])
-    assert read_step(path) is None
+# --- what is watched --------------------------------------------------------------------------------------------------
 
 
 def test_each_other_call_of_an_operator_is_seen_with_its_memory():
