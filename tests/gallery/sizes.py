@@ -142,6 +142,7 @@ class AdaptivePool(nn.Module):
 class GroupedKeys(nn.Module):
     """A step of one token with grouped keys, a growing cache, and a mask from sizes."""
 
+    onnx = ""
     inputs = ("x=float32[2,1,64]", "keys=float32[2,2,7,16]", "values=float32[2,2,7,16]")
     dynamic = (
         "x:0=batch[1:8]",

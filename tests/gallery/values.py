@@ -64,6 +64,7 @@ class MaskedScatter(nn.Module):
 class Unique(nn.Module):
     """Values without repetition."""
 
+    onnx = ""
     inputs = ("ids=int64[8]",)
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -30,10 +30,12 @@ ALL = {name for name in SPECS if not name.endswith("_grad")} | {"muladd_grad", "
 IN_FLOAT32 = ALL - {"compute_salience_forward"}  # compute_salience, with more results
 IN_HALF = {
     "allocate_lod_tokens",
+    "bias_relu",
     "compute_entropy",
     "fused_layer_norm",
     "query_alignment",
     "select_patches",
+    "softmax",
     "top_k_patches",
 }
 LARGE = {"compute_salience", "fused_texture", "relevance_scores", "texture_statistics"}

@@ -21,8 +21,7 @@ from onnx import TensorProto, numpy_helper
 
 from exportkit.errors import ExportError, ManifestConsistencyError, OnnxFileError, PackageError, UsageError
 from exportkit.onnx.files import MethodModel, named_model, open_onnx, read_model, sidecar_path, write_onnx
-from exportkit.package.archive import STOCK_RECORDS, PackageReader, write_package
-from tests.onnx import small_models
+from exportkit.package.archive import write_package
 from tests.onnx.small_models import CASE, FUNCTION, OPSET, Net, case, manifest, model_proto, write_small
 from tests.package import samples
 from tests.subprocesses import killed_in_the_middle
@@ -135,12 +134,6 @@ def test_large_tensors_leave_the_model_in_every_dtype_and_small_ones_stay(tmp_pa
     (y,) = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"]).run(["y"], {"x": x})
     expected = 1 + 3 * large + (large * 100).char()
     np.testing.assert_allclose(y, expected.numpy(), rtol=1e-6)
-
-
-def test_a_model_without_large_tensors_has_no_data_file(tmp_path: Path) -> None:
-    path = write_small(tmp_path / "a.onnx", proto=model_proto(torch.ones(3, 1)), data_threshold=0)
-    assert files(path) == [path, sidecar_path(path)]
-    open_onnx(path).close()
 
 
 def test_a_model_beyond_the_limit_of_onnx_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,11 +284,3 @@ def test_which_files_belong_to_an_onnx_model(model: Path, tmp_path: Path) -> Non
     if os.geteuid() != 0:
         with pytest.raises(UsageError, match="cannot read"):
             named_model(strange)
-
-
-def test_the_sidecar_is_an_ordinary_package(model: Path) -> None:
-    with PackageReader(sidecar_path(model)) as reader:
-        reader.verify()
-        assert reader.manifest.targets == ()
-        assert set(reader.names) == {CASE, *STOCK_RECORDS}
-        assert reader.manifest.name == small_models.manifest().name

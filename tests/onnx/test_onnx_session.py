@@ -22,7 +22,7 @@ from exportkit.onnx.onnx_session import ONNX_TYPES, Bits, OnnxSession, bits_type
 from exportkit.onnx.tensor_files import read_tensors, write_tensors
 from exportkit.package.manifest import MappingNode
 from exportkit.package.trust import demand
-from tests.onnx.small_models import OPSET, Net, manifest, model_proto, write_small
+from tests.onnx.small_models import OPSET, manifest, model_proto, write_small
 from tests.package.signers import signer
 from tests.runtime import tiny
 
@@ -153,17 +153,6 @@ def test_a_missing_onnx_runtime_is_named_with_what_to_install(monkeypatch: pytes
 
 
 # --- beside a package -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("threshold", [0, 10**6])
-def test_a_model_is_called_with_tensors_as_eager_is(tmp_path: Path, threshold: int) -> None:
-    path = write_small(tmp_path / "m.onnx", data_threshold=threshold)
-    model = OnnxSteps(path, torch.device("cpu"), demand(), ["forward"]).methods["forward"]
-    net = Net()
-    for rows in (1, 8):
-        x = torch.randn(3, rows).t()  # not contiguous
-        for answer in (model(x), model(x=x)):
-            torch.testing.assert_close(answer, net(x))
 
 
 def test_what_cannot_be_timed_is_refused(tmp_path: Path) -> None:

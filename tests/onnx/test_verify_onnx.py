@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import onnx
 import onnxruntime
 import pytest
@@ -21,17 +20,14 @@ from exportkit.onnx.files import sidecar_path
 from exportkit.package.trust import Trust
 from exportkit.reference_model import ReferenceModel
 from exportkit.verify import replay
-from exportkit.verify.commands import ArtifactLoaded, CallModel
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
     CallFailed,
-    Crashed,
     EagerUnavailable,
     LoadFailed,
     Match,
     Mismatch,
     MissingOperator,
-    NotRun,
     Signed,
     WrongDtype,
     WrongShape,
@@ -39,11 +35,10 @@ from exportkit.verify.outcomes import (
 from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
 from tests.commands import run
-from tests.onnx.small_models import NET, Net, manifest, model_proto, write_small
+from tests.onnx.small_models import NET, Net, model_proto, write_small
 from tests.package.signers import Signer, write_policy
 from tests.runtime import exportkit_run
 from tests.subprocesses import run_interpreter
-from tests.verify.told_worker import Told
 
 NAMED = ReferenceModel("net.py:Net")
 CASES = VerifyOptions(against="cases")
@@ -197,40 +192,6 @@ def test_a_size_the_model_does_not_take_is_a_verdict_and_the_others_are_compared
     assert report.exit_code == 12
 
 
-def test_a_crash_of_onnx_runtime_is_a_verdict_and_then_another_process_runs(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = []
-
-    class Dying(Told):
-        alive = True
-
-        def __init__(self, module: str, *, search_path: str, with_torch: bool) -> None:
-            started.append((module, search_path, with_torch))
-
-        def tell(self, command: object) -> None:
-            pass
-
-        def hear(self, answer: object, *, doing: str, timeout: float) -> object:
-            return ArtifactLoaded("cpu", "1.0", 0.0)
-
-        def ask(self, command: object, answer: object, *, doing: str, timeout: float) -> object:
-            assert isinstance(command, CallModel)
-            self.alive = False
-            return Crashed(11, None, doing, "")
-
-        def close(self) -> None:
-            self.alive = False
-
-    monkeypatch.setattr(replay, "VerifyWorker", Dying)
-    (case,) = manifest().cases
-    cases = [msgspec.structs.replace(case, record=f"exportkit/cases/{i}.safetensors") for i in range(3)]
-    report = verify(write_small(model, cases=tuple(cases)), CASES)
-    assert [type(check.verdict) for check in report.checks] == [Crashed, Crashed, NotRun]
-    assert report.exit_code == 13
-    assert started == [("exportkit.verify.onnx_worker", "installed", False)] * 2
-
-
 @pytest.mark.parametrize("options", [{"device": "cuda"}, {"device": "cuda:1"}, {"target": "cpu"}])
 def test_other_devices_and_targets_are_refused(model: Path, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="CPUExecutionProvider"):
@@ -351,23 +312,20 @@ def test_a_sidecar_under_another_name_is_inspected_and_nothing_else(
         assert code == 2
         assert "describes an ONNX model" in out + err
     assert not (tmp_path / "out.pt2").exists()
-    with pytest.raises(NoTargetError, match="exportkit verify"):
-        exportkit.load(alone)
 
 
-def test_exportkit_run_refuses_both_in_the_words_of_python(model: Path, tmp_path: Path) -> None:
+def test_python_and_exportkit_run_refuse_an_onnx_model_in_the_same_words(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, "package", model, "-o", tmp_path / "out.pt2")[0] == 3
     alone = Path(shutil.copy(sidecar_path(model), tmp_path / "alone.pt2"))
-    for file, error in ((model, NotAnArchiveError), (alone, NoTargetError)):
-        with pytest.raises(error) as here:
+    not_packages = (
+        (model, NotAnArchiveError, "is an ONNX model, not a package"),
+        (alone, NoTargetError, "exportkit verify"),
+    )
+    for file, error, said in not_packages:
+        with pytest.raises(error, match=said) as here:
             exportkit.load(file)
         with pytest.raises(error) as there:
             exportkit_run.load(file)
         assert str(here.value) == str(there.value)
-
-
-def test_an_onnx_model_is_not_a_package(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(NotAnArchiveError, match="is an ONNX model, not a package"):
-        exportkit.load(model)
-    code, _, err = run(capsys, "package", model, "-o", tmp_path / "out.pt2")
-    assert code == 3
-    assert "ONNX model" in err

@@ -4,18 +4,6 @@ import torch
 from torch import Tensor, nn
 
 
-class NegativeUnsigned(nn.Module):
-    """The negative of an unsigned integer, which ONNX does not have."""
-
-    exit_code = 5
-    says = "Neg of uint8"
-    inputs = ("x=uint8[4,3]",)
-    dynamic = ("x:0=rows[1:8]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return -x
-
-
 class Powers(nn.Module):
     """Powers of and by Python numbers, at any size (pytorch#147606)."""
 
@@ -50,18 +38,6 @@ class Complex(nn.Module):
         return torch.view_as_real(z * z.conj() + 1), z.abs(), turned
 
 
-class ComplexResult(nn.Module):
-    """A complex output (pytorch#126972)."""
-
-    exit_code = 5
-    says = "is complex64, which ONNX Runtime does not compute with"
-    inputs = ("x=float32[4,3]",)
-    dynamic = ("x:0=rows[1:8]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.complex(x, x)
-
-
 class Fourier(nn.Module):
     """The Fourier transform (pytorch#128324)."""
 
@@ -70,13 +46,3 @@ class Fourier(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return torch.fft.rfft(x).abs(), torch.view_as_real(torch.fft.fft(x))
-
-
-class SizeAsBase(nn.Module):
-    """A power of a size (pytorch#147606)."""
-
-    inputs = ("x=float32[4,3]",)
-    dynamic = ("x:0=rows[3:8]",)  # torch 2.11 and 2.12 ask whether it is 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.pow(x.shape[0], x)

@@ -16,16 +16,6 @@ class Attention(nn.Module):
         return grouped, functional.scaled_dot_product_attention(q, q, q, is_causal=True)
 
 
-class Antialiased(nn.Module):
-    """An image made smaller without artefacts."""
-
-    inputs = ("image=float32[2,3,16,16]",)
-    dynamic = ("image:0=batch[1:4]",)
-
-    def forward(self, image: Tensor) -> Tensor:
-        return functional.interpolate(image, (7, 9), mode="bilinear", antialias=True)
-
-
 class Resized(nn.Module):
     """Images of any height, made larger."""
 
@@ -35,27 +25,6 @@ class Resized(nn.Module):
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
         nearest = functional.interpolate(image, (7, 21), mode="nearest-exact")
         return nearest, functional.interpolate(image, scale_factor=1.7, mode="bilinear")
-
-
-class Einsum(nn.Module):
-    """Products in Einstein's notation, also a diagonal."""
-
-    inputs = ("x=float32[4,3]", "y=float32[4,5,3]")
-    dynamic = ("x:0=batch[1:8]", "y:0=batch")
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        return torch.einsum("bi,bji->bj", x, y), torch.einsum("ii->i", x.T @ x), torch.einsum("...i,...j->...ij", x, x)
-
-
-class EmptyNormalised(nn.Module):
-    """Norms of a batch that is empty, because a mask chose nothing."""
-
-    inputs = ("x=float32[4,4,5]",)
-    dynamic = ("x:0=batch[1:4]",)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        chosen = x[x[:, 0, 0] > 9]
-        return functional.group_norm(chosen, 2), functional.layer_norm(chosen, (5,))
 
 
 class Branch(nn.Module):
@@ -78,21 +47,6 @@ class PooledToSize(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         return functional.adaptive_avg_pool2d(image, (3, 5))
-
-
-class OneToken(nn.Module):
-    """One token, whose keys join a cache and are repeated for the heads."""
-
-    inputs = ("x=float32[2,1,16]", "cache=float32[2,2,5,4]")
-    dynamic = ("x:0=batch[1:8]", "cache:0=batch", "cache:2=length[1:100]")
-
-    def forward(self, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
-        b, n, _ = x.shape
-        query = x.view(b, n, 4, 4).transpose(1, 2)
-        cache = torch.cat([cache, query[:, :2]], 2)
-        keys = cache[:, :, None].expand(b, 2, 2, cache.shape[2], 4).reshape(b, 4, cache.shape[2], 4)
-        mixed = functional.scaled_dot_product_attention(query, keys, keys)
-        return mixed.transpose(1, 2).reshape(b, n, 16), cache
 
 
 class Forces(nn.Module):
