@@ -126,17 +126,12 @@ def test_a_gradient_that_is_a_view_is_not_timed():
     assert {row.direction for row in bench(names=["reduce_sum"], sizes=["1024x768 dim 1"])} == {"forward"}
 
 
-def test_every_operator_but_the_parts_of_another_has_sizes():
+def test_every_operator_but_the_parts_of_another_has_sizes_each_once():
     found = problem_sizes.subjects(CPU)
     assert {name for name in SPECS if not name.endswith(("_forward", "_grad"))} <= found.keys()
     assert all(subject.benchmarks for subject in found.values())
-
-
-@pytest.mark.parametrize("on_gpu", [False, True], ids=["CPU", "GPU"])
-@pytest.mark.parametrize("name", problem_sizes.TABLE)
-def test_no_size_is_in_the_table_twice(name, on_gpu):
-    labels = [benchmark.size for benchmark in problem_sizes.TABLE[name](on_gpu)]
-    assert len(set(labels)) == len(labels)
+    for benchmarks in (table(on_gpu) for table in problem_sizes.TABLE.values() for on_gpu in (False, True)):
+        assert len({benchmark.size for benchmark in benchmarks}) == len(benchmarks)
 
 
 def test_an_operator_without_an_entry_is_timed_at_its_samples(monkeypatch):

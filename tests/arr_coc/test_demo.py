@@ -41,11 +41,3 @@ def test_the_demo_goes_the_whole_way_and_ends_with_a_picture(tmp_path, capsys):
 def test_a_photograph_that_is_not_there_is_a_usage_error(capsys):
     assert main(["demo", "--photograph", "nobody"]) == 2
     assert "'astronaut', 'chelsea', 'coffee'" in capsys.readouterr().err
-
-
-def test_the_photographs_on_offer_are_those_there_are():
-    from exportkit.arr_coc.demo import PHOTOGRAPHS
-    from exportkit.arr_coc.demo_command import command
-
-    (choice,) = [parameter.type for parameter in command.params if parameter.name == "photograph"]
-    assert tuple(choice.choices) == PHOTOGRAPHS

@@ -1,4 +1,4 @@
-"""Several processes train the model as one does: DDP and FSDP2, here two of them on the CPU.
+"""Several processes train the sharded model as one does, here two of them on the CPU.
 
 On GPUs: `python -m tests.arr_coc.model.training_processes --device cuda`.
 """

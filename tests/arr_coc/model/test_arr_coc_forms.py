@@ -16,7 +16,7 @@ from exportkit.arr_coc.model.linear import LINEARS, LinearForm, SampleLinear, dt
 from exportkit.arr_coc.model.selection import Selector
 from exportkit.errors import InputError, UsageError
 from exportkit.precision import with_tf32
-from tests.arr_coc.model.model_cases import ALL, FILTERS, FILTERS_14, PIPELINE, VIT, VIT_14, answer, inputs
+from tests.arr_coc.model.model_cases import ALL, FILTERS, FILTERS_14, PIPELINE, VIT, answer, inputs
 
 pytestmark = pytest.mark.usefixtures("two_blocks")
 
@@ -259,24 +259,3 @@ def test_relu_is_torchs_after_the_same_linear_layer(training: bool):
     nn.init.normal_(mlp.fc1.bias)
     x = torch.randn(2, 20, 192)
     torch.testing.assert_close(mlp(x), mlp.fc2(torch.relu(mlp.fc1(x))), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow_but("4-4-*")
-@pytest.mark.parametrize("threads", [2, 3])
-@pytest.mark.parametrize("kwargs", [VIT, VIT_14], ids=["patch 16", "patch 14"])
-@pytest.mark.parametrize(("rows", "columns"), [(4, 4), (5, 9), (15, 14)])
-def test_relu_and_explicit_attention_give_the_same_bits_in_any_batch_and_threads(
-    kwargs: dict[str, Any], rows: int, columns: int, threads: int
-):
-    """Unlike with GELU or SDPA, whose last bits say where ATen cut the batch into pieces for its threads."""
-    model = build(**kwargs, activation="relu", attention="explicit")
-    image, query = inputs(model, 5, rows, columns)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        together = answer(model, image, query)
-        for part in (slice(0, 1), slice(1, 3), slice(2, 5)):
-            alone = answer(model, image[part].clone(), query[part].clone())
-            assert all(torch.equal(tensor, together[name][part]) for name, tensor in alone.items())
-    finally:
-        torch.set_num_threads(before)

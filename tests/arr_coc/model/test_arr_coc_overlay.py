@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from exportkit.arr_coc.demo import PHOTOGRAPHS, REGION_MODEL, load_photograph
 from exportkit.arr_coc.model import Region, build, region_query
-from exportkit.arr_coc.model.overlay import draw_overlay, save_overlay
+from exportkit.arr_coc.model.overlay import draw_overlay
 from exportkit.arr_coc.model.region import region_weights
 from exportkit.errors import HostError, UsageError
 from tests.arr_coc.model.model_cases import FILTERS_14, answer, inputs
@@ -136,18 +134,6 @@ def test_outputs_of_another_image_are_refused():
         draw_overlay(image[..., :64], outputs, patch_size=16)
     with pytest.raises(UsageError, match=r"image must be \[1, 3, H, W\] or \[3, H, W\], got shape \[64, 80\]"):
         draw_overlay(image[0, 0], outputs, patch_size=16)
-
-
-def test_a_saved_picture_is_a_png_as_the_umask_has_it_and_nothing_else_is_left(tmp_path: Path):
-    image, outputs = _small_picture()
-    before = os.umask(0o027)
-    try:
-        save_overlay(draw_overlay(image, outputs, patch_size=16), tmp_path / "demo.png")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "demo.png").stat().st_mode & 0o777 == 0o640
-    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
-    assert [path.name for path in tmp_path.iterdir()] == ["demo.png"]
 
 
 def test_without_pillow_or_scikit_image_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -90,19 +90,6 @@ def test_scaled_features_are_the_encoders_times_the_score_or_the_encoders():
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def one_thread():
-    """ATen cuts an elementwise function into as many pieces as there are threads, wherever that falls.
-
-    Its vectorised exponential and error function end in a scalar one with other last bits, so with some numbers of
-    threads a transformer's softmax and GELU know the size of the batch. The fixed filters use neither.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def _assert_the_same_bits_in_any_batch(kwargs: dict[str, Any], rows: int, columns: int) -> None:
     model = build(**kwargs)
     image, query = inputs(model, 5, rows, columns)
@@ -120,12 +107,28 @@ def test_a_sample_gets_the_same_bits_alone_and_in_any_batch(kwargs: dict[str, An
     _assert_the_same_bits_in_any_batch(kwargs, rows, columns)
 
 
-@pytest.mark.slow_but("4-4*")
-@pytest.mark.usefixtures("one_thread")
+RELU = {"activation": "relu", "attention": "explicit"}
+
+
+@pytest.mark.slow_but("4-4-*")
+@pytest.mark.usefixtures("two_blocks")
+@pytest.mark.parametrize(("options", "threads"), [({}, 1), (RELU, 2), (RELU, 3)], ids=["GELU", "ReLU, 2", "ReLU, 3"])
 @pytest.mark.parametrize("kwargs", [VIT, VIT_14], ids=["patch 16", "patch 14"])
 @pytest.mark.parametrize(("rows", "columns"), [(4, 4), (5, 9), (15, 14)])
-def test_so_does_a_sample_of_a_transformer(kwargs: dict[str, Any], rows: int, columns: int):
-    _assert_the_same_bits_in_any_batch(kwargs, rows, columns)
+def test_so_does_a_sample_of_a_transformer(
+    kwargs: dict[str, Any], rows: int, columns: int, options: dict[str, Any], threads: int
+):
+    """ATen cuts an elementwise function into as many pieces as there are threads, wherever that falls.
+
+    Its vectorised exponential and error function end in a scalar one with other last bits, so with some numbers of
+    threads SDPA's softmax and GELU know the size of the batch. ReLU and explicit attention do not, nor fixed filters.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        _assert_the_same_bits_in_any_batch({**kwargs, **options}, rows, columns)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.cuda

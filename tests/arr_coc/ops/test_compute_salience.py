@@ -131,8 +131,3 @@ def test_rows_of_pixels_that_are_longer_than_a_block_of_threads(patch, columns, 
     size = (2 * patch, columns * patch)
     shapes = [(2, 2 * columns), (2, 2 * columns, 3), (2, 3, *size), (2, 1, *size), (2, 1, *size)]
     near_the_exact_gradients([torch.randn(shape, device=device) for shape in shapes], patch)
-
-
-def test_one_weight_for_all_is_expanded_as_torch_does(device):
-    inputs = flat_image(device)
-    assert torch.equal(torch.ops.arr_coc.compute_salience(*inputs, 2.0), compute_salience(*inputs, (1.0, 1.0, 1.0)))

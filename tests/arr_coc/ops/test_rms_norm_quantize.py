@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,10 +14,10 @@ from exportkit.arr_coc.ops import rms_norm_quantize
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
-def assert_is_the_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> None:
+def assert_is_the_norm(x: torch.Tensor, weight: torch.Tensor, operator: Any = rms_norm_quantize) -> None:
     """Every entry within half a step of the norm, the largest at 127 exactly, the step the largest / 127."""
-    quantized, scale = rms_norm_quantize(x, weight, eps)
-    y = torch.nn.functional.rms_norm(x.double(), x.shape[-1:], weight.double(), eps)
+    quantized, scale = operator(x, weight)
+    y = torch.nn.functional.rms_norm(x.double(), x.shape[-1:], weight.double(), 1e-6)
     torch.testing.assert_close(scale.double(), y.abs().amax(-1) / 127, rtol=1e-5, atol=0)
     assert quantized.abs().amax(-1).eq(127).all()
     off = (quantized * scale.double().unsqueeze(-1) - y).abs()

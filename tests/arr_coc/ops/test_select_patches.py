@@ -101,41 +101,8 @@ def test_samples_of_every_size(
     assert_same_bits(select_patches(*arguments), separately(*arguments))
 
 
-def test_positions_are_the_centres_in_the_grid(device: torch.device):
-    scores = torch.arange(6, 0, -1, device=device, dtype=torch.float32)[None]
-    *_, positions = select_patches(scores, torch.ones(1, 6, 1, device=device), 6, 2, 3)
-    expected = [[(row + 0.5) / 2, (column + 0.5) / 3] for row in range(2) for column in range(3)]
-    torch.testing.assert_close(positions[0].cpu(), torch.tensor(expected), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(-2, -3), (-1, 0), (0, -1)])
-def test_a_grid_of_less_than_nothing_is_refused(rows: int, columns: int, device: torch.device):
-    scores = torch.rand(2, rows * columns, device=device)
-    with pytest.raises(RuntimeError, match=r"select_patches: (rows|columns) must be >= 0, got -"):
-        select_patches(scores, torch.rand(2, rows * columns, 3, device=device), 0, rows, columns)
-
-
 def test_a_grid_of_more_patches_than_int64_counts_is_refused(device: torch.device):
     rows, columns = 7047956753329, 2617318  # 2^64 + 6 patches, which wrap around to 6
     scores, features = torch.rand(1, 6, device=device), torch.rand(1, 6, 2, device=device)
     with pytest.raises(RuntimeError, match="relevance_scores has N = 6, the grid of patches has N = "):
         select_patches(scores, features, 2, rows, columns)
-
-
-def test_the_models_call_exports_for_every_grid(device: torch.device):
-    """k, the grid and the total stay symbolic, and one program serves all of their values."""
-
-    class Attend(torch.nn.Module):
-        def forward(self, scores: Tensor, features: Tensor) -> tuple[Tensor, ...]:
-            k = torch.sym_min(8, scores.shape[1] * scores.shape[2])
-            return select_patches(scores.flatten(1), features.flatten(1, 2), k, *scores.shape[1:], 2, 40, 1.0, k * 11)
-
-    def inputs(rows: int, columns: int) -> tuple[Tensor, Tensor]:
-        return torch.rand(2, rows, columns, device=device), torch.randn(2, rows, columns, 3, device=device)
-
-    dims = {1: torch.export.Dim("rows", min=1, max=64), 2: torch.export.Dim("columns", min=1, max=64)}
-    with torch.no_grad():
-        program = torch.export.export(Attend(), inputs(3, 7), dynamic_shapes=(dims, dims))
-    for rows, columns in [(1, 1), (2, 3), (8, 1), (3, 3), (14, 14)]:
-        arguments = inputs(rows, columns)
-        assert_same_bits(program.module()(*arguments), Attend()(*arguments))
