@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import msgspec
-
-from exportkit.bench.results import OURS_GRAPHS, Machine, Measurement, Results, Row, Timing, encode
+from exportkit.bench.results import OURS_GRAPHS, Machine, Measurement, Results, Row, Timing
 
 MACHINE = Machine("a GPU", "a CPU", 2, 2, 0.1, "a GPU", "1.2", "13.0", "2.11.0", "3.11", "Linux")
 
@@ -19,10 +17,6 @@ def row(subject: str = "op", ours: float = 1.0, **others: float) -> Row:
 
 def results(*rows: Row, created: str = "2026-01-01T00:00:00Z") -> Results:
     return Results(1, "0.1.0", "abc", created, f"exportkit bench at {created}", MACHINE, 4000.0, rows)
-
-
-def test_results_come_back_from_json_as_they_were():
-    assert msgspec.json.decode(encode(results(row(eager=2.0))), type=Results) == results(row(eager=2.0))
 
 
 def test_the_best_alternative_is_the_fastest_and_its_ratio_is_to_ours():

@@ -25,7 +25,6 @@ from exportkit.verify.options import VerifyOptions
 from tests.artifacts import artifact
 from tests.commands import run
 from tests.export.weights_models import Weighted
-from tests.package import samples
 from tests.package.signers import package as sample_package
 from tests.package.signers import signer
 from tests.runtime.fine_tunes import X, save, state
@@ -172,10 +171,3 @@ def test_an_old_signature_is_not_left_beside_the_new_package(tmp_path: Path) -> 
     build_package([package], package, PackOptions(verify=False, sign_key=new.key), version="2")
     with PackageReader(package, demand=demand(new.public)) as reader:
         assert reader.manifest.version == "2"
-
-
-def test_a_sidecar_of_an_onnx_model_is_no_package(tmp_path: Path) -> None:
-    sidecar = tmp_path / "model.onnx.exportkit"
-    write_package(sidecar, samples.sidecar(), samples.SIDECAR_RECORDS)
-    with pytest.raises(UsageError, match="describes an ONNX model"):
-        build_package([sidecar], tmp_path / "out.pt2", version="2")

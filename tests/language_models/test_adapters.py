@@ -29,7 +29,7 @@ from tests.runtime import c_interface
 from tests.runtime.c_interface import view
 from tests.serve.engine import asking
 
-pytest.importorskip("peft")
+peft = pytest.importorskip("peft")
 
 FILE = "adapter_model.safetensors"
 # A smaller rank, and the whole one whose scale is another for some modules.
@@ -240,13 +240,17 @@ def test_an_adapter_without_its_configuration_has_no_scale(package, saved, tmp_p
             session.load_state(file, row=0)
 
 
+def adapted_inside() -> Any:
+    return peft.get_peft_model(llama(), peft.LoraConfig(task_type="CAUSAL_LM")).eval()
+
+
 @pytest.mark.parametrize(
     ("make", "lora", "message"),
     [
         (llama, Lora(rank=0), "the rank is 0"),
         (llama, Lora(rank=30_000), "take .* bytes for 2 rows(?s:.*)smaller rank"),
         (llama, Lora(target_modules=("embed_tokens",)), "no linear layer of LlamaForCausalLM(?s:.*)q_proj"),
-        (lambda: adapted_inside(), Lora(), "has adapters of PEFT's in it already(?s:.*)unload"),
+        (adapted_inside, Lora(), "has adapters of PEFT's in it already(?s:.*)unload"),
     ],
 )
 def test_adapters_that_a_model_cannot_have_are_refused(make, lora, message):
@@ -254,10 +258,12 @@ def test_adapters_that_a_model_cannot_have_are_refused(make, lora, message):
         spec(make(), cache_length=16, prompt=8, adapters=lora)
 
 
-def adapted_inside() -> Any:
-    import peft
-
-    return peft.get_peft_model(llama(), peft.LoraConfig(task_type="CAUSAL_LM")).eval()
+def test_the_model_inside_of_pefts_is_exported_with_its_adapters():
+    model = adapted_inside()
+    assert spec(model, cache_length=8, prompt=4, batch=1).model.model is model.get_base_model()
+    learned = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(UsageError, match=r"puts learned tokens before the prompt(?s:.*)exportkit\.ExportSpec"):
+        spec(peft.get_peft_model(llama(), learned).eval(), cache_length=8, prompt=4)
 
 
 def begun(package: Path, folder: Path | None, names: Sequence[str | None]) -> list[Tensor | BaseException]:

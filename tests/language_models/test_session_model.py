@@ -57,12 +57,6 @@ def test_rows_of_a_batch_are_what_generate_writes_after_each_prompt(name: str) -
     assert llm.written(session(name, len(texts)), texts) == expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "mamba2"])
-def test_drawn_tokens_are_what_generate_draws(name: str) -> None:
-    assert llm.same_drawn(model(name), lambda: session(name), llm.prompts(llm.VOCABULARY)[0])
-
-
 @pytest.mark.parametrize("name", ["gemma3", "mixtral", "mamba2"])
 def test_a_prompt_in_parts_gives_the_logits_of_the_whole(name: str) -> None:
     """Parts of other lengths in each row, past the window of gemma3."""

@@ -63,12 +63,6 @@ class StaleMoment(SelfTaught):
     DECAY = 0.0
 
 
-class KeptGradient(SelfTaught):
-    """Adds each gradient to those of the calls before, as without `zero_grad`."""
-
-    DECAY = 1.0
-
-
 def mean_square(model: torch.nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return functional.mse_loss(model(x), y)
 
@@ -99,10 +93,6 @@ def wrong_sign() -> ExportSpec:
 
 def stale_moment() -> ExportSpec:
     return self_taught(StaleMoment)
-
-
-def kept_gradient() -> ExportSpec:
-    return self_taught(KeptGradient)
 
 
 def adam() -> ExportSpec:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from exportkit import ExportSpec
 from exportkit.export.compile import packed_rnn_weights
@@ -54,20 +54,6 @@ def test_layers_take_parts_of_blocks_and_compute_the_same() -> None:
     weights = {node for node in module.graph.nodes if node.op == "get_attr" and "rnn" in str(node.target)}
     assert weights
     assert all(user in computed for weight in weights for user in weight.users)
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_a_layer_that_is_called_twice_has_one_block() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.GRU(SIZE, SIZE)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(self.layer(x)[0])[0]
-
-    module = module_of(ExportSpec(Twice().eval(), (torch.randn(7, 3, SIZE),)))
-    assert len([node for node in lay_out(module.graph) if node.target is aten.cat.default]) == 1
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

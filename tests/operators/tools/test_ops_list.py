@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from exportkit.cli import main
-from exportkit.errors import LibraryLoadError, UsageError
+from exportkit.errors import LibraryLoadError
 from exportkit.operators.tools.listing import describe_file
-from exportkit.operators.tools.source import OperatorSource, parse_source
 from tests.built import operator_library
 from tests.operators.tools.conftest import INJECTED, misbehaving
 from tests.package.c_library import PRELUDE, build
@@ -86,17 +85,6 @@ def test_a_kernel_of_the_hugging_face_hub_is_listed_from_the_folder_of_its_build
     assert "has no __init__.py" in capsys.readouterr().err
 
 
-def test_a_source_is_a_file_a_folder_a_module_or_a_model(tmp_path):
-    (tmp_path / "library.so").touch()
-    assert parse_source(str(tmp_path / "library.so"), models=False).kind == "file"
-    assert parse_source(str(tmp_path), models=False).kind == "folder"
-    assert parse_source("my_package.ops", models=False) == OperatorSource("module", "my_package.ops")
-    assert parse_source("ops.py", models=False).kind == "module"
-    assert parse_source("net.py:Net", models=True).kind == "model"
-    with pytest.raises(UsageError, match="is a model, not an operator library"):
-        parse_source("net.py:Net", models=False)
-
-
 @pytest.mark.process
 def test_a_schema_that_export_cannot_take_is_named(tmp_path, capsys):
     body = 'define("odd_schemas", "f(Tensor x, Scalar by) -> Tensor"); '
@@ -115,6 +103,8 @@ def test_a_library_that_cannot_be_loaded_says_why(tmp_path, capsys):
     (tmp_path / "text.so").write_text("no library")
     assert main(["ops", "list", str(tmp_path / "text.so")]) == 2
     assert "is not an ELF shared library" in capsys.readouterr().err
+    assert main(["ops", "list", "net.py:Net"]) == 2
+    assert "is a model, not an operator library" in capsys.readouterr().err
     (tmp_path / "ends.py").write_text("import os\nprint('goodbye', flush=True)\nos.abort()\n")
     assert main(["ops", "list", str(tmp_path / "ends.py")]) == LibraryLoadError.exit_code
     said = capsys.readouterr().err
