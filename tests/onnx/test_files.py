@@ -268,19 +268,12 @@ def test_a_link_to_a_model_is_opened_with_the_files_beside_the_model(model: Path
         open_onnx(link)  # what is beside the link comes first
 
 
-def test_which_files_belong_to_an_onnx_model(model: Path, tmp_path: Path) -> None:
-    assert named_model(model) == named_model(sidecar_path(model)) == model
-    package = tmp_path / "package.pt2"
-    shutil.copy(sidecar_path(model), package)
-    assert named_model(package) is None
-    strange = tmp_path / "strange.onnx"
-    strange.write_bytes(b"not a model")
-    assert named_model(strange) == strange
+def test_a_model_may_have_any_name_and_must_be_readable(model: Path, tmp_path: Path) -> None:
     renamed = model.rename(tmp_path / "model.bin")
     shutil.copy(sidecar_path(model), sidecar_path(renamed))
     assert named_model(renamed) == renamed
-    assert named_model(tmp_path / "none.onnx") is None
-    strange.chmod(0)
     if os.geteuid() != 0:
+        strange = tmp_path / "strange.onnx"
+        strange.touch(0)
         with pytest.raises(UsageError, match="cannot read"):
             named_model(strange)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime
@@ -21,6 +23,7 @@ from exportkit.onnx.export_onnx import export_onnx
 from exportkit.onnx.files import open_onnx, sidecar_path
 from exportkit.onnx.interface import Interface
 from exportkit.package import manifest as m
+from exportkit.package.archive import STOCK_RECORDS, PackageReader, write_package
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.verify import verify
 from tests.package import samples, stateful_samples
@@ -166,12 +169,6 @@ def swapped(path: Path, first: str, second: str) -> None:
 
 @pytest.mark.process
 def test_a_layer_that_is_swapped_is_found(decoder: Path, tmp_path: Path) -> None:
-    from hashlib import sha256
-
-    import msgspec
-
-    from exportkit.package.archive import STOCK_RECORDS, PackageReader, write_package
-
     for path in decoder.parent.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     wrong = tmp_path / "dec.decode.onnx"
@@ -222,8 +219,6 @@ def names_of(method: m.PackagedMethod, state: tuple[m.StateTensor, ...]) -> tupl
 
 def test_each_name_stands_once_in_a_model() -> None:
     """An input may be called like what a state becomes."""
-    import msgspec
-
     decode = stateful_samples.decode_method()
     inputs, outputs = names_of(decode, stateful_samples.state())
     assert inputs == ["token", "scratch", "past_step", "past_cache.keys"]

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.export import Dim, ExportedProgram, export
+from torch.export import ExportedProgram
 
 from exportkit.arr_coc.model import export_spec, features_spec
 from exportkit.errors import UsageError
+from exportkit.export.trace.trace_method import trace_with_torch_export
 from exportkit.spec import ExportSpec
 from tests.arr_coc.model.model_cases import ALL, shallow
+from tests.export.function_models import tracing_task
 
 pytestmark = pytest.mark.usefixtures("two_blocks")
 
 SIZES = [(1, 4, 4), (3, 16, 5), (2, 15, 17), (1, 20, 20), (2, 4, 64)]  # fewer and more patches than K, the range's ends
 CONFIGS = [
-    pytest.param({**kwargs, "query_tokens": tokens}, id=f"{name}, {'tokens' if tokens else 'vector'}")
+    pytest.param(partial(export_spec, **kwargs, query_tokens=tokens), id=f"{name}, {'tokens' if tokens else 'vector'}")
     for (name, kwargs), tokens in zip(ALL.items(), (False, True, False, True))
 ]
-
-
-def _dimensions(spec: ExportSpec) -> dict[str, dict[int, Any]]:
-    named: dict[str, Any] = {}
-
-    def dimension(text: str) -> Any:
-        scale, name, low, high = re.fullmatch(r"(?:(\d+)\*)?(\w+)\[(\d+):(\d+)\]", text).groups()
-        named.setdefault(name, Dim(name, min=int(low), max=int(high)))
-        return int(scale) * named[name] if scale else named[name]
-
-    return {name: {dim: dimension(text) for dim, text in dims.items()} for name, dims in spec.dynamic_shapes.items()}
+FEATURES = pytest.param(partial(features_spec, dim=24, patch_size=8, feature_dtype="int8", k=30), id="int8 features")
 
 
 def _drawn(spec: ExportSpec, batch: int, rows: int, columns: int) -> tuple[torch.Tensor, ...]:
@@ -44,22 +37,21 @@ def _drawn(spec: ExportSpec, batch: int, rows: int, columns: int) -> tuple[torch
 
 def _exported(spec: ExportSpec) -> ExportedProgram:
     with torch.no_grad():
-        return export(spec.model, spec.example_inputs, dynamic_shapes=_dimensions(spec), strict=False)
+        return trace_with_torch_export(*tracing_task(spec))[0]
 
 
 @pytest.mark.slow_but("vit, vector")
-@pytest.mark.parametrize("kwargs", CONFIGS)
-def test_the_exported_program_answers_as_eager_does_at_every_size(kwargs: dict[str, Any]):
-    spec = export_spec(**kwargs)
-    shallow(spec.model)
-    program = _exported(spec)
-    module = program.module()
+@pytest.mark.parametrize("make", [*CONFIGS, FEATURES])
+def test_the_exported_program_answers_as_eager_does_at_every_size(make: Callable[[], ExportSpec]):
+    spec = make()
+    module = _exported(spec).module()
     for size in SIZES:
         args = _drawn(spec, *size)
         with torch.no_grad():
             expected, outputs = spec.model(*args), module(*args)
         assert list(outputs) == list(expected)
         assert all(torch.equal(outputs[name], expected[name]) for name in expected), size
+    assert set(spec.tolerances) <= set(expected)
 
 
 @pytest.mark.slow
@@ -73,22 +65,10 @@ def test_the_exported_graph_has_the_fused_forms(kwargs: dict[str, Any], texture:
 
 
 @pytest.mark.slow
-def test_features_and_int8_are_exported_for_every_size():
-    spec = features_spec(dim=24, patch_size=8, feature_dtype="int8", k=30)
-    module = _exported(spec).module()
-    for size in [(1, 2, 2), (3, 16, 5), (2, 4, 64)]:
-        args = _drawn(spec, *size)
-        with torch.no_grad():
-            expected, outputs = spec.model(*args), module(*args)
-        assert all(torch.equal(outputs[name], expected[name]) for name in expected), size
-    assert set(spec.tolerances) <= set(expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kwargs", [CONFIGS[0], CONFIGS[3]])
-def test_it_compiles_as_one_graph_that_serves_every_size(kwargs: dict[str, Any]):
+@pytest.mark.parametrize("make", [CONFIGS[0], CONFIGS[3]])
+def test_it_compiles_as_one_graph_that_serves_every_size(make: Callable[[], ExportSpec]):
     torch._dynamo.reset()
-    spec = export_spec(**kwargs)
+    spec = make()
     shallow(spec.model)
     counter = CompileCounterWithBackend("aot_eager")
     compiled, traced = torch.compile(spec.model, fullgraph=True, dynamic=True, backend=counter), []
@@ -115,10 +95,8 @@ def test_the_same_arguments_give_the_same_weights_and_leave_the_random_state():
     assert not torch.equal(state["encoder.cls_token"], other.model.state_dict()["encoder.cls_token"])
 
 
-def test_tolerances_are_of_outputs_and_those_that_are_ranked_say_by_what():
+def test_tolerances_of_outputs_that_are_ranked_say_by_what():
     spec = export_spec()
-    with torch.no_grad():
-        assert set(spec.tolerances) <= set(spec.model(*spec.example_inputs))
     assert spec.tolerances["indices"].ranking_of == "relevance"
     assert spec.tolerances["features"].rows_of == "indices"
     assert spec.tolerances["positions"].rows_of == "indices"

@@ -72,21 +72,6 @@ def test_a_gradient_is_refused_and_not_lost(device: torch.device):
     assert torch.equal(out, a.detach() + b)
 
 
-def test_export_writes_to_the_argument_of_the_caller(device: torch.device):
-    class AddInto(torch.nn.Module):
-        def forward(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-            ops.add_out(a, b, out)
-            return out * 2
-
-    dynamic = {0: torch.export.Dim("b", min=1, max=64)}
-    inputs = tuple(torch.randn(2, 3, device=device) for _ in range(3))
-    program = torch.export.export(AddInto(), inputs, dynamic_shapes=(dynamic, dynamic, dynamic))
-    a, b, out = (torch.randn(5, 3, device=device) for _ in range(3))
-    doubled = program.run_decompositions().module()(a, b, out)
-    assert torch.equal(out, a + b)
-    assert torch.equal(doubled, (a + b) * 2)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_every_half_number_is_read_and_every_sum_rounded_to_even(dtype: torch.dtype, device: torch.device):
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16, device=device).view(dtype)

@@ -146,19 +146,6 @@ def test_a_derived_size_is_checked_with_exact_divisions(height: int, width: int,
             layout.fake("op", call)
 
 
-@pytest.mark.parametrize(
-    ("text", "value", "fits"),
-    [("> 0", 0.0, False), ("> 0", 1e-9, True), ("> 0", float("nan"), False), (">= 0", 0, True), (">= 2", 1, False)],
-)
-def test_numbers(text: str, value: float, fits: bool):
-    layout, call = Layout({"x": "B"}, numbers={"by": text}), {"x": torch.empty(2), "by": value}
-    if fits:
-        layout.check("op", call)
-    else:
-        with pytest.raises(RuntimeError, match=f"op: by must be {text}, got {value:g}"):
-            layout.check("op", call)
-
-
 MASKED = Layout({"x": "B N", "query": "B D | B T D", "mask": "query.B query.T: bool"})
 
 
