@@ -14,7 +14,7 @@ from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolve import resolve
 from exportkit.runtime.loader import load
 from tests.gallery.entries import LINES, LONGEST, NOISE, ROOT, Entry, entries, export, one_of_each_theme_is_quick
-from tools.gallery_page import row, shortened, unabridged
+from tools.gallery_page import row, unabridged
 
 ENTRIES = entries()
 PAGE = (ROOT / "docs" / "evidence" / "gallery.md").read_text()
@@ -52,16 +52,6 @@ def test_the_gallery_has_what_it_promises() -> None:
 
 def test_the_page_has_a_row_for_each_module_and_no_other() -> None:
     assert sorted(LINES.findall(PAGE)) == sorted(entry.name for entry in ENTRIES)
-
-
-def test_the_page_says_advice_of_several_modules_once() -> None:
-    advice = " ".join(["so"] * 15)
-    text = f"# Page\n\n| `A` | a | one<br>{advice} |\n| `B` | b | two<br>{advice} |\n| `C` | c | three<br>else |\n"
-    short = shortened(text)
-    assert "| one (A) |\n" in short
-    assert "three<br>else |" in short
-    assert short.endswith(f"\n## Advice\n\n- A: {advice}\n")
-    assert unabridged(short) == text
 
 
 @pytest.mark.slow

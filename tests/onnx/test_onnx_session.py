@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from safetensors.torch import load_file, save_file
 
 from exportkit.bench.contenders import OnnxSteps
-from exportkit.errors import HostError, ModelLoadError, OnnxFileError, SignatureMissingError, UsageError
+from exportkit.errors import HostError, ModelLoadError, OnnxFileError, UsageError
 from exportkit.onnx import onnx_session as module
 from exportkit.onnx.files import MethodModel, write_onnx
 from exportkit.onnx.interface import Interface
@@ -23,7 +23,6 @@ from exportkit.onnx.tensor_files import read_tensors, write_tensors
 from exportkit.package.manifest import MappingNode
 from exportkit.package.trust import demand
 from tests.onnx.small_models import OPSET, manifest, model_proto, write_small
-from tests.package.signers import signer
 from tests.runtime import tiny
 
 SHAPES = [(), (3,), (2, 0, 3), (0,), (2, 3)]
@@ -163,5 +162,3 @@ def test_what_cannot_be_timed_is_refused(tmp_path: Path) -> None:
     other.write_bytes(b"")
     with pytest.raises(UsageError, match="not an ONNX model"):
         OnnxSteps(other, torch.device("cpu"), demand(), ["forward"])
-    with pytest.raises(SignatureMissingError):
-        OnnxSteps(path, torch.device("cpu"), demand(signer(tmp_path).public), ["forward"])

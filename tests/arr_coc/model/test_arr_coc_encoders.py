@@ -11,7 +11,6 @@ from torch import Tensor
 from exportkit.arr_coc.model import build
 from exportkit.arr_coc.model.encoder import VisionTransformer, sincos_positions
 from exportkit.arr_coc.model.filters import dct_basis, texture_bands
-from exportkit.arr_coc.model.texture import cut_patches
 from exportkit.errors import UsageError
 
 SIDES = [14, 16]
@@ -32,13 +31,6 @@ def _plain(red: float, green: float, blue: float, side: int) -> Tensor:
 def _grating(side: int, cycles: float, vertical: bool) -> Tensor:
     wave = 0.5 + 0.3 * torch.sin(torch.arange(side) * (2 * math.pi * cycles / 16))
     return (wave.view(1, 1, 1, -1) if vertical else wave.view(1, 1, -1, 1)).expand(1, 3, side, side).contiguous()
-
-
-def test_patches_are_cut_row_by_row():
-    image = torch.arange(2 * 3 * 4 * 6, dtype=torch.float32).reshape(2, 3, 4, 6)
-    patches = cut_patches(image, 2)
-    assert tuple(patches.shape) == (2, 6, 3, 2, 2)
-    assert torch.equal(patches[1, 4], image[1, :, 2:4, 2:4])
 
 
 @pytest.mark.parametrize("side", SIDES)

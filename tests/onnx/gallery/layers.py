@@ -16,17 +16,6 @@ class Attention(nn.Module):
         return grouped, functional.scaled_dot_product_attention(q, q, q, is_causal=True)
 
 
-class Resized(nn.Module):
-    """Images of any height, made larger."""
-
-    inputs = ("image=float32[2,3,16,16]",)
-    dynamic = ("image:2=height[3:40]",)
-
-    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        nearest = functional.interpolate(image, (7, 21), mode="nearest-exact")
-        return nearest, functional.interpolate(image, scale_factor=1.7, mode="bilinear")
-
-
 class Branch(nn.Module):
     """A branch on a value by torch.cond."""
 

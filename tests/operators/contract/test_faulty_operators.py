@@ -51,13 +51,6 @@ def test_without_a_reference_laundered_nan_is_doubtful_and_found_by_its_influenc
     assert "other numbers in its place show in output 0" in finding.message
 
 
-def test_checks_are_told_before_they_call():
-    told: list[tuple[str, object]] = []
-    check_operator(HONEST["double"], ["determinism", "declared-mutation"], lambda name, call: told.append((name, call)))
-    assert ("declared-mutation", None) in told
-    assert next(call for name, call in told if name == "determinism").label == "(2, 3)"
-
-
 def test_a_check_that_does_not_exist_is_refused_with_those_that_do():
     with pytest.raises(UsageError, match=r"(?s)no checks colour.*determinism"):
         check_operator(HONEST["double"], ["colour"])

@@ -22,6 +22,12 @@ pytestmark = pytest.mark.slow
 BESIDE_PYTHON = Path(sys.executable).parent
 
 
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a package with an operator of each kind, compiled once."""
+    return scaffolded.built_package(tmp_path_factory.mktemp("package"))
+
+
 @pytest.fixture
 def on_path(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package, which can be imported."""
