@@ -152,13 +152,3 @@ def test_libraries_compute_what_the_references_do():
             task = operators._Forward(subject, benchmark, dtype, CPU)
             expected = task.run(subject.reference)
             assert operators._disagreement(task, benchmark.library.function, expected) is None, (name, dtype)
-
-
-def test_what_is_differentiated_by_is_not_what_was_called_with():
-    """Drawn from one state they would be one tensor; by 65536 such rows layer norm's gradient overflows float16."""
-    torch.manual_seed(0)
-    found = problem_sizes.subjects(CPU)["relu"]
-    task = operators._Backward(found, found.benchmarks[-1], torch.float32, CPU)
-    x, upstream = task.inputs[0][0][0], task.upstream[0]
-    assert x.shape == upstream.shape
-    assert abs(torch.corrcoef(torch.stack([x.flatten(), upstream.flatten()]))[0, 1]) < 0.05

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ import torch
 
 from exportkit.bench import packages
 from exportkit.bench.contenders import Calls
-from exportkit.bench.packages import PackageOptions, bench_packages
 from exportkit.bench.timing import Alternative, measure
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.export.export_options import TraceOptions
@@ -17,22 +17,19 @@ from exportkit.export.models.resolve import resolve
 from exportkit.onnx.export_onnx import export_onnx
 from exportkit.reference_model import ReferenceModel
 from tests.artifacts import artifact
+from tests.bench import test_packages
 from tests.onnx.small_models import write_small
 
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 DECODER = ReferenceModel("tests/verify/state_models.py:decoder")
+bench = functools.partial(test_packages.bench, eager=DECODER)
 
 
 @pytest.fixture(scope="module")
 def decoder() -> Path:
     return artifact("decoder")
-
-
-def bench(path: Path, **options):
-    chosen = PackageOptions(**{"against": ["eager"], "seconds": 1e-3, "eager": DECODER, **options})
-    return list(bench_packages([path], CPU, chosen, lambda step: None))
 
 
 def test_a_step_of_each_recorded_sequence_is_timed_beside_eagers_session(decoder):
@@ -118,4 +115,4 @@ def test_what_comes_before_a_call_is_not_timed_and_precedes_each():
 )
 def test_what_cannot_be_timed_is_refused(decoder, options, message):
     with pytest.raises(UsageError, match=message):
-        bench(**{"path": decoder, **options})
+        bench(decoder, **options)

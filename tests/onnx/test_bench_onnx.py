@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import onnx
 import onnx_ir
 import pytest
-import torch
 
-from exportkit.bench.packages import PackageOptions, bench_packages
-from exportkit.bench.results import Row
 from exportkit.bench.tables import table
 from exportkit.cli import main
 from exportkit.errors import SignatureMissingError, UsageError, WrongResultError
@@ -20,10 +17,11 @@ from exportkit.onnx.files import MethodModel, sidecar_path, write_onnx
 from exportkit.package.archive import PackageReader
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust
+from tests.bench import test_packages
 from tests.onnx.small_models import OPSET, write_small
 from tests.package.signers import signer
 
-CPU = torch.device("cpu")
+bench = functools.partial(test_packages.bench, against=[])
 
 
 def flat(factor: float = 2) -> onnx.ModelProto:
@@ -53,11 +51,6 @@ def beside(package: Path, out: Path, factor: float = 2) -> Path:
         cases = {case.record: reader.read(case.record) for case in manifest.cases}
     write_onnx(out, [MethodModel(onnx_ir.serde.deserialize_model(flat(factor)))], manifest, cases, opset=OPSET)
     return out
-
-
-def bench(package: Path, **options: Any) -> list[Row]:
-    chosen = PackageOptions(**{"against": [], "seconds": 1e-3, **options})
-    return list(bench_packages([package], CPU, chosen, lambda step: None))
 
 
 def test_it_is_timed_on_the_inputs_of_the_package(tiny_package: Path, tmp_path: Path) -> None:
