@@ -141,12 +141,6 @@ def test_large_inputs_rotate(direct, monkeypatch):
     assert calls == [4, 4]
 
 
-@pytest.mark.slow
-def test_packages_of_different_models_are_not_compared(package, direct):
-    with pytest.raises(UsageError, match="have different inputs or outputs"):
-        bench(package, direct)
-
-
 @pytest.mark.parametrize("text", ["batch=2", "batch=2,rows=0,columns=1", "batch", "batch=2,x=3", "batch=9999"])
 def test_a_size_that_means_nothing_says_what_does(direct, text):
     with PackageReader(direct) as reader:
