@@ -161,7 +161,10 @@ def test_the_model_is_traced_in_eval_mode_and_left_as_it_was(tmp_path: Path) -> 
     model, x = resolve(f"{MODELS}:Dropout", inputs=["x=float32[2,4]"]).spec.model, torch.rand(2, 4)
     model.drop.train()
     model.linear.eval()
-    export_program(ExportSpec(model=model, example_inputs=(x,)), tmp_path / "d.pt2", TraceOptions(cases=1))
+    said: list[str] = []
+    spec = ExportSpec(model=model, example_inputs=(x,))
+    export_program(spec, tmp_path / "d.pt2", TraceOptions(cases=1), progress=said.append)
+    assert "dropout and batch normalization are exported as after model.eval()" in said
     assert model.drop.training
     assert not model.linear.training
     with PackageReader(tmp_path / "d.pt2") as reader:

@@ -39,6 +39,8 @@ from exportkit.progress import Progress
 from exportkit.sizes import input_bytes, label_of
 from exportkit.spec import ExportSpec
 
+_TRAINED_OTHERWISE = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
+
 
 def trace(model: EagerModel, options: TraceOptions, device: torch.device, progress: Progress) -> Traced:
     """Checks a model, traces its methods and records cases.
@@ -50,6 +52,8 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
     """
     floating = parse_floating(options.dtype)
     free = _free(model.spec, options)
+    if any(each.training and isinstance(each, _TRAINED_OTHERWISE) for each in model.spec.model.modules()):
+        progress("dropout and batch normalization are exported as after model.eval()")
     with ready_to_trace(model, options, device) as (eager, tasks):
         spec = eager.spec
         traced = [
