@@ -31,7 +31,7 @@ from exportkit.verify.bisect_commands import CutGraph, CutPoint, FailedCall, Gra
 from exportkit.verify.eager_plan import plan_eager
 from exportkit.verify.located import Located, NodeError, Outcome, bisect, node_errors
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import Crashed, Mismatch, TimedOut, Verdict
+from exportkit.verify.outcomes import Crashed, EagerDiffers, EagerFailed, Mismatch, TimedOut, Verdict
 from exportkit.verify.report import Check, Report
 from exportkit.verify.verify import verify
 from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
@@ -61,7 +61,8 @@ def bisect_artifact(
     if named_model(artifact) is not None:
         raise UsageError("--bisect compares compiled targets with eager", hint="Leave it out for an ONNX model.")
     called = (check for check in report.checks if check.target is not None and check.against in ("cases", "eager"))
-    check = min((check for check in called if check.failed), key=lambda check: not check.wrong, default=None)
+    failed = (each for each in called if each.failed and not isinstance(each.verdict, (EagerDiffers, EagerFailed)))
+    check = min(failed, key=lambda check: not check.wrong, default=None)
     if check is None:
         raise UsageError(f"no call of {artifact.name} fails, so that there is nothing to search for")
     with (

@@ -20,6 +20,12 @@ class Chain(torch.nn.Module):
         return {"y": doubled / (whole + 1), "n": torch.ones_like(x, dtype=torch.int64).sum(1)}
 
 
+class Other(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+
 class Routed(torch.nn.Module):
     """Chooses by sums that are 0 but for rounding, and calls the operator with what it chose."""
 

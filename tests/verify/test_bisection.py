@@ -183,12 +183,13 @@ def test_a_wrong_kernel_is_found_at_its_node(chain: Path, wrong: Path, capsys: p
         assert part in found["message"]
 
 
-def test_nothing_is_searched_for_where_no_call_fails(chain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("options", "code"), [(["--against", "cases"], 0), (["--model", f"{MODEL[:-5]}Other"], 17)])
+def test_nothing_is_searched_for_where_no_call_fails(
+    options: list[str], code: int, chain: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     right = str(stable_library.build(FOLDER / "doubling.cpp"))
-    assert main(["verify", str(chain), "--against", "cases", "--op-library", right, "--bisect"]) == 0
-    assert capsys.readouterr().out.endswith(
-        "--bisect: no call of chain.pt2 fails, so that there is nothing to search for\n"
-    )
+    assert main(["verify", str(chain), *options, "--op-library", right, "--bisect"]) == code
+    assert capsys.readouterr().out.endswith(" no call of chain.pt2 fails, so that there is nothing to search for\n")
 
 
 def _located(fails: Callable[[int], Outcome], errors: tuple[NodeError, ...] = ()) -> str:
