@@ -236,7 +236,10 @@ def _solve(place: str, size: Size, actual: int, ends: tuple[int, int], example: 
     """Computes a name's value from the example inputs and checks it."""
     number = size.number_of(actual)
     if number is None:
-        raise UsageError(f"{place} is {actual} in the example inputs, which is not {size} for any integer")
+        raise UsageError(
+            f"{place} is {actual} in the example inputs, which is not {size} for any integer",
+            hint=f"Give example inputs whose size is, such as {size.scale * (actual // size.scale + 1) + size.offset}.",
+        )
     if not ends[0] <= number <= ends[1]:
         raise UsageError(
             f"{place} is {actual} in the example inputs, so `{size.dimension}` is {number}, which is outside "
