@@ -23,7 +23,7 @@ from exportkit.package import manifest as m
 from exportkit.runtime.inputs import InputPlan, describe_tensor
 from exportkit.runtime.native import library_path
 from exportkit.verify.layouts import LAYOUTS, laid_out
-from tests.runtime import c_interface, exportkit_run, graphs_on_cpu, tiny
+from tests.runtime import c_interface, exportkit_run, runtime_parts, tiny
 from tests.runtime.c_interface import view
 
 CPU = torch.device("cpu")
@@ -118,7 +118,7 @@ def test_a_program_in_cpp_is_refused_such_a_tensor_as_well(tiny_package, tmp_pat
     exportkit_run.require_built()
     folder = library_path().parent
     links = [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lexportkit_runtime", "-Wl,--no-as-needed", "-ltorch_cpu"]
-    built = graphs_on_cpu.program(tmp_path / "cut_storage", CUT_STORAGE, flags=["-O0", *links])
+    built = runtime_parts.build(tmp_path / "cut_storage", CUT_STORAGE, flags=["-O0", *links])
     assert subprocess.run([built, tiny_package], env={"EXPORTKIT_CACHE": str(tmp_path)}, check=False).returncode == 0
 
 

@@ -12,8 +12,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.runtime.native import use_native
 from tests.cpp_reader import CppReader, program
 from tests.package import samples
-from tests.runtime import graphs_on_cpu
-from tests.runtime.graphs_on_cpu import RUNTIME
+from tests.runtime.runtime_parts import RUNTIME, build
 from tests.runtime.test_mapped_weights import package_of
 from tests.subprocesses import run_python
 
@@ -24,7 +23,7 @@ WORTH_STAGING = 64 << 20  # of csrc/runtime/staged_copies.h
 def test_random_weights_arrive_or_the_drivers_refusal_is_told(tmp_path: Path) -> None:
     """Over a driver whose copies are as late as they may be (staged_copies.cpp)."""
     sources = [Path(__file__).with_name("staged_copies.cpp"), RUNTIME / "staged_copies.cpp"]
-    built = graphs_on_cpu.program(tmp_path / "staged_copies", *sources)
+    built = build(tmp_path / "staged_copies", *sources)
     ran = subprocess.run([built, "0", "3000"], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
