@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from tests.runtime.c_structures import (
 
 BFLOAT = 4
 OF_KIND = {**CODES, "V": BFLOAT}  # numpy has no bfloat16: here its bits are numpy's void
+LIBC = c.CDLL(None)
 KINDS = {code: kind for kind, code in OF_KIND.items()}
 
 
@@ -52,23 +54,23 @@ class Ask:
 
     def _input(self, array: np.ndarray, cuts: Sequence[int]) -> RequestInput:
         content, ends = array.tobytes(), [*cuts, array.nbytes]
-        if not cuts:
-            self._memory.append(array)
-            pieces = (Piece * 1)(Piece(array.ctypes.data, array.nbytes, Device(CPU, 0)))
-        else:
-            parts = [
-                c.create_string_buffer(content[start:end], max(end - start, 1)) for start, end in zip([0, *cuts], ends)
-            ]
-            sizes = [end - start for start, end in zip([0, *cuts], ends)]
-            pieces = (Piece * len(parts))(
-                *(Piece(c.addressof(part), size, Device(CPU, 0)) for part, size in zip(parts, sizes))
-            )
-            self._memory += parts
+        parts = [guarded(content[start:end]) for start, end in zip([0, *cuts], ends)] if cuts else [array]
+        pieces = (Piece * len(parts))(*(Piece(part.ctypes.data, part.nbytes, Device(CPU, 0)) for part in parts))
         shape = (c.c_int64 * array.ndim)(*array.shape)
-        self._memory += [shape, pieces]
+        self._memory += [parts, shape, pieces]
         return RequestInput(
             DataType(OF_KIND[array.dtype.kind], array.itemsize * 8, 1), array.ndim, shape, len(pieces), pieces
         )
+
+
+def guarded(content: bytes) -> np.ndarray:
+    """Memory with these bytes, behind which is none: what reads or writes beyond its end crashes."""
+    end = -(-len(content) // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = np.frombuffer(mmap.mmap(-1, end + mmap.PAGESIZE), np.uint8)
+    assert LIBC.mprotect(c.c_void_p(memory.ctypes.data + end), c.c_size_t(mmap.PAGESIZE), 0) == 0
+    made = memory[end - len(content) : end]
+    made[:] = np.frombuffer(content, np.uint8)
+    return made
 
 
 class Gathered:
@@ -106,7 +108,8 @@ class Gathered:
         if (wanted := self.place(request, output)) is not None:
             return wanted
         kind = "?" if KINDS[dtype.code] == "b" else f"{KINDS[dtype.code]}{dtype.bits // 8}"
-        made = self.outputs[request, output] = np.full(shape[:ndim], 99, dtype=kind)
+        noise = np.full(shape[:ndim], 99, dtype=kind)
+        made = self.outputs[request, output] = guarded(noise.tobytes()).view(kind).reshape(noise.shape)
         assert made.nbytes == size
         data[0] = made.ctypes.data
         device[0] = Device(CPU, 0)

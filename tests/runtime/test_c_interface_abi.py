@@ -71,17 +71,8 @@ def test_every_class_of_errors_has_a_code():
 @pytest.mark.parametrize("dialect", ["c99", "c11", "c++11"])
 def test_the_header_alone_is_correct_in_every_dialect(dialect):
     compiler = ["g++", "-x", "c++"] if "+" in dialect else ["cc", "-x", "c"]
-    strict = [
-        *compiler,
-        f"-std={dialect}",
-        "-fsyntax-only",
-        "-pedantic",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        f"-I{INCLUDE}",
-        "-",
-    ]
+    flags = f"-std={dialect} -fsyntax-only -pedantic -Wall -Wextra -Werror".split()
+    strict = [*compiler, *flags, f"-I{INCLUDE}", "-"]
     program = "#include <exportkit/exportkit.h>\n#include <exportkit/exportkit.h>\n"
     done = subprocess.run(strict, input=program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

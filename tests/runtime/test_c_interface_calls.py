@@ -6,18 +6,15 @@ import ctypes as c
 import json
 import os
 import sys
-import threading
 
 import pytest
 import torch
 
 from exportkit.runtime.native import library_path
-from tests.artifacts import ROOT, artifact
+from tests.artifacts import ROOT
 from tests.runtime import c_interface, c_structures
 from tests.runtime.c_interface import Refused, view
 from tests.runtime.c_structures import Tensor
-from tests.runtime.fine_tunes import X, eager, save, state
-from tests.runtime.threads import beside
 from tests.serve.engine import rows
 from tests.subprocesses import output_of
 
@@ -188,29 +185,6 @@ def test_a_case_that_differs_is_an_error_that_says_where_and_by_how_much(c_libra
         assert caught.value.message.startswith("case 0 differs from the eager model: sum: 15 of 15 elements differ (")
         assert "greatest difference 0.25" in caught.value.message
         assert "next" not in caught.value.message
-
-
-def test_calls_of_threads_have_old_weights_or_new_ones_and_finish_before_a_close(c_library, tmp_path):
-    answers = [eager(seed) for seed in (0, 1)]
-    model = c_library.open(artifact("weighted"), runners=2)
-    seen = threading.Event(), threading.Event()  # a call with the old weights, one with the new ones
-
-    def go_on() -> None:
-        while True:
-            (got,) = map(torch.from_dlpack, model.run(view(X.numpy())))
-            which = [torch.allclose(got, answer, atol=1e-5) for answer in answers]
-            assert sum(which) == 1
-            seen[which.index(True)].set()
-
-    def call(_: int) -> None:
-        with pytest.raises(Refused, match="ModelClosedError"):
-            go_on()
-
-    with beside(call, range(3)):
-        assert seen[0].wait(timeout=600)
-        model.swap_weights(save(tmp_path / "new", state(1)))
-        assert seen[1].wait(timeout=600)
-        model.close()
 
 
 # --- a process without torch ------------------------------------------------------------------------------------------

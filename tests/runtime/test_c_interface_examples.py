@@ -17,7 +17,7 @@ from exportkit.runtime.native import library_path
 from tests.artifacts import artifact
 from tests.learning.learning_models import batch
 from tests.runtime import exportkit_run, sequences
-from tests.serve.engine import rows, ticker
+from tests.serve.engine import rows
 from tests.subprocesses import output_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -136,17 +136,6 @@ def test_where_memory_ends_every_function_returns_an_error(tiny_package, tmp_pat
         failures = dict(re.findall(r"^(\w+) (\d+)$", done.stdout, re.MULTILINE))
         assert set(failures) == {"describe", "read_case", "run", "run_requests", "replay", "open"}
         assert min(int(failures[name]) for name in ("read_case", "run", "run_requests", "replay", "open")) > 20
-
-
-@pytest.mark.slow
-def test_requests_use_no_memory_but_their_own(tmp_path):
-    require("g++")
-    source, program = Path(__file__).with_name("requests.cpp"), tmp_path / "requests"
-    strict = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-g", "-fsanitize=address,undefined"]
-    output_of("g++", *strict, f"-I{INCLUDE}", source, *LINK, RPATH, "-o", program)
-    for package in (rows.write(tmp_path / "rows.pt2", rows.example(3)), ticker.write(tmp_path / "ticker.pt2")):
-        done = run(program, package)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "5 requests of forward\n", "")
 
 
 def test_the_fortran_example_runs_a_package(tiny_package, tmp_path):

@@ -9,6 +9,7 @@ import stat
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -39,23 +40,6 @@ def unpacked(cache: Cache, package: Path) -> Unpacked:
     return lambda *, always=False: cache.unpack(package, "library", always=always) / "libtoy.so"
 
 
-@pytest.fixture
-def hashed(unpacked: Unpacked) -> Callable[..., bool]:
-    """Unpacks it, and says whether it was hashed or written for that: then there is another record of it."""
-
-    record = cache_directory() / "libraries" / SHA256 / VERIFIED
-
-    def identity() -> tuple[int, bytes] | None:
-        return (record.stat().st_ino, record.read_bytes()) if record.is_file() and not record.is_symlink() else None
-
-    def check(*, always: bool = False) -> bool:
-        before = identity()
-        unpacked(always=always)
-        return identity() != before
-
-    return check
-
-
 def test_the_cache_is_where_the_environment_says(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     monkeypatch.setenv("HOME", "/home/someone")
@@ -81,20 +65,34 @@ def test_a_library_is_unpacked_once_under_its_digest_for_its_user_alone(unpacked
     assert {entry.name for entry in path.parent.iterdir()} == {"libtoy.so", "~verified.json", "~lock"}
 
 
-@pytest.mark.parametrize("damage", [b"", CONTENT[:-1], b"\x7fELF something else"])
-def test_a_damaged_or_exchanged_file_is_unpacked_again(unpacked, damage):
-    path = unpacked()
-    path.write_bytes(damage)
-    assert unpacked().read_bytes() == CONTENT
+def as_link(path: Path) -> None:
+    """To what is right today; its owner may change it after it was checked."""
+    path.rename(path.parents[3] / "elsewhere.so")
+    path.symlink_to(path.parents[3] / "elsewhere.so")
 
 
-def test_a_link_in_its_place_is_not_followed(unpacked, tmp_path):
-    path = unpacked()
-    elsewhere = tmp_path / "elsewhere.so"
-    elsewhere.write_bytes(CONTENT)  # today; its owner may change it after it was checked
+def as_pipe(path: Path) -> None:
     path.unlink()
-    path.symlink_to(elsewhere)
-    assert not unpacked().is_symlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(CONTENT[:-1]),
+        lambda path: path.write_bytes(b"\x7fELF something else"),
+        lambda path: path.chmod(0o666),  # injected while the directory was open, say; its content is right, so far
+        as_link,
+        as_pipe,
+    ],
+)
+def test_what_may_not_be_the_file_is_replaced_by_it(unpacked, exchange):
+    exchange(unpacked())
+    path = unpacked()
+    assert stat.S_ISREG(path.lstat().st_mode)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_bytes() == CONTENT
 
 
 def test_a_cache_that_others_may_write_to_is_not_used(unpacked):
@@ -170,19 +168,6 @@ def test_a_link_among_the_caches_own_folders_is_not_followed(unpacked, tmp_path)
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_file_that_others_may_write_to_is_replaced(unpacked):
-    path = unpacked()
-    path.chmod(0o666)  # injected while the directory was open, say; its content is right, so far
-    assert stat.S_IMODE(unpacked().stat().st_mode) == 0o600
-
-
-def test_a_pipe_in_its_place_is_replaced(unpacked):
-    path = unpacked()
-    path.unlink()
-    os.mkfifo(path)
-    assert unpacked().read_bytes() == CONTENT
-
-
 # --- targets ----------------------------------------------------------------------------------------------------------
 
 
@@ -222,72 +207,97 @@ def test_a_byte_that_was_changed_is_found_though_size_and_time_are_restored(unpa
     assert unpacked().read_bytes() == CONTENT
 
 
-def rewritten(path: Path, change) -> None:
-    """The record beside an unpacked file, changed."""
-    record = path.with_name(VERIFIED)
-    document = json.loads(record.read_bytes())
-    change(document)
-    record.write_text(json.dumps(document))
+class Remembered(NamedTuple):
+    """What was verified once, and whether it is hashed when it is asked for again."""
+
+    record: Path
+    hashed: Callable[[], bool]
+
+    def rewrite(self, change: Callable[[Any], Any]) -> None:
+        """Changes the record's document, or puts another in its place."""
+        document = json.loads(self.record.read_bytes())
+        changed = change(document)
+        self.record.write_text(json.dumps(document if changed is None else changed))
 
 
-def not_older_than_the_file(document):
-    document["checked_ns"] = document["files"]["libtoy.so"]["state"]["ctime_ns"]
+@pytest.fixture(params=["library", "package"])
+def remembered(request: pytest.FixtureRequest, cache: Cache, package: Path, unpacked: Unpacked) -> Remembered:
+    cache.set_clock(3 * 10**9)  # from two seconds on, a file's times can be relied on
+    if request.param == "package":
+        assert cache.verify(package)
+        (record,) = (cache_directory() / "packages").iterdir()
+        return Remembered(record, lambda: cache.verify(package))
+    record = unpacked().with_name(VERIFIED)
+
+    def identity() -> tuple[int, bytes] | None:
+        return (record.stat().st_ino, record.read_bytes()) if record.is_file() and not record.is_symlink() else None
+
+    def hashed() -> bool:
+        """Then there is another record of it."""
+        before = identity()
+        unpacked()
+        return identity() != before
+
+    return Remembered(record, hashed)
 
 
-def from_the_future(document):
-    document["checked_ns"] += 3600 * 10**9
-
-
-def of_another_content(document):
-    document["files"]["libtoy.so"]["sha256"] = "0" * 64
-
-
-def of_another_file(document):
-    document["files"] = {"other.so": document["files"]["libtoy.so"]}
-
-
-def with_another_key(document):
-    document["trusted"] = True
-
-
-@pytest.mark.parametrize(
-    "change", [not_older_than_the_file, from_the_future, of_another_content, of_another_file, with_another_key]
-)
-def test_a_record_that_does_not_prove_it_counts_for_nothing(unpacked, hashed, change):
-    path = unpacked()
-    rewritten(path, change)
-    assert hashed()
-    assert not hashed(), "there is a good record again"
-    assert unpacked() == path
+def state_in(document: dict[str, Any]) -> dict[str, int]:
+    return (document if "state" in document else document["files"]["libtoy.so"])["state"]
 
 
 @pytest.mark.parametrize("field", ["device", "inode", "size", "mtime_ns", "ctime_ns"])
-def test_each_part_of_a_files_state_counts(unpacked, hashed, field):
-    def other(document):
-        document["files"]["libtoy.so"]["state"][field] -= 1
-
-    rewritten(unpacked(), other)
-    assert hashed()
+def test_each_part_of_a_files_state_counts(remembered, field):
+    remembered.rewrite(lambda document: state_in(document).update({field: state_in(document)[field] - 1}))
+    assert remembered.hashed()
+    assert not remembered.hashed()
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"\xff", b'{"checked_ns": 1}', b'{"checked_ns": "1", "files": {}}']
+    "change",
+    [
+        lambda document: document.update(checked_ns=state_in(document)["ctime_ns"]),  # when the file was changed
+        lambda document: document.update(checked_ns=document["checked_ns"] + 3600 * 10**9),  # in the future
+        lambda document: document.update(checked_ns=str(document["checked_ns"])),
+        lambda document: document.update(surprise=1),
+        lambda document: document.pop("checked_ns") and None,
+        lambda document: state_in(document).update(mode=0o600),
+        lambda document: [document],
+        lambda document: [],
+        lambda document: {"checked_ns": 1},
+    ],
 )
-def test_a_record_that_is_none_counts_for_nothing(unpacked, hashed, content):
-    unpacked().with_name(VERIFIED).write_bytes(content)
-    assert hashed()
+def test_a_record_that_does_not_prove_it_counts_for_nothing(remembered, change):
+    remembered.rewrite(change)
+    assert remembered.hashed()
+    assert not remembered.hashed(), "there is a good record again"
 
 
-def test_a_record_that_others_may_have_written_counts_for_nothing(unpacked, hashed, tmp_path):
-    record = unpacked().with_name(VERIFIED)
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff"])
+def test_a_record_that_is_no_json_counts_for_nothing(remembered, content):
+    remembered.record.write_bytes(content)
+    assert remembered.hashed()
+
+
+def test_a_record_that_others_may_have_written_counts_for_nothing(remembered, tmp_path):
+    record = remembered.record
     record.chmod(0o666)
-    assert hashed()
+    assert remembered.hashed()
     record.rename(tmp_path / "record")
     record.symlink_to(tmp_path / "record")
-    assert hashed()
+    assert remembered.hashed()
     record.unlink()
     os.mkfifo(record)
-    assert hashed()
+    assert remembered.hashed()
+
+
+@pytest.mark.parametrize("remembered", ["library"], indirect=True)
+@pytest.mark.parametrize("change", [{"libtoy.so": "0" * 64}, {"other.so": SHA256}], ids=["content", "file"])
+def test_a_record_of_something_else_counts_for_nothing(remembered, change):
+    ((name, sha256),) = change.items()
+    remembered.rewrite(
+        lambda document: document.update(files={name: document["files"]["libtoy.so"] | {"sha256": sha256}})
+    )
+    assert remembered.hashed()
 
 
 def test_an_unusable_record_is_no_reason_to_fail(unpacked):

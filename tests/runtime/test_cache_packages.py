@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -138,37 +137,6 @@ def test_a_package_that_changes_while_it_is_hashed_is_not_remembered(hashes, clo
     clock(6)
     assert hashes(package)
     assert not hashes(package)
-
-
-@pytest.mark.parametrize("field", ["device", "inode", "size", "mtime_ns", "ctime_ns"])
-def test_each_part_of_a_packages_state_counts(hashes, clock, field):
-    clock(3)
-    assert hashes()
-    (record,) = (cache_directory() / "packages").iterdir()
-    document = json.loads(record.read_bytes())
-    document["state"][field] -= 1
-    record.write_text(json.dumps(document))
-    assert hashes()
-    assert not hashes()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda document: document | {"surprise": 1},
-        lambda document: {key: value for key, value in document.items() if key != "checked_ns"},
-        lambda document: document | {"state": document["state"] | {"mode": 0o600}},
-        lambda document: document | {"checked_ns": str(document["checked_ns"])},
-        lambda document: [document],
-    ],
-)
-def test_a_record_with_other_keys_counts_for_nothing(hashes, clock, change):
-    clock(3)
-    assert hashes()
-    (record,) = (cache_directory() / "packages").iterdir()
-    record.write_text(json.dumps(change(json.loads(record.read_bytes()))))
-    assert hashes()
-    assert not hashes()
 
 
 def test_nothing_is_remembered_in_a_cache_that_others_may_write_to(hashes, clock):

@@ -14,7 +14,7 @@ import pytest
 from exportkit.package.archive import PackageReader
 from exportkit.runtime.targets import host_cpu_isa
 from tests.artifacts import ROOT, artifact
-from tests.subprocesses import output_of, run_python
+from tests.subprocesses import run_python
 
 EMULATOR = shutil.which("qemu-x86_64")
 HASWELL = "x86-64-v3"  # of 2013: AVX2, and no AVX-512
@@ -87,21 +87,3 @@ def test_every_targets_code_gives_the_recorded_answers(isa: str, tmp_path: Path)
         pytest.skip(f"this CPU has no {isa}")
     said = run_python(REPLAYED, artifact("weighted"), isa, cwd=tmp_path)
     assert said.split() == [isa, f"cpu_{isa.replace('-', '_')}", "4"]
-
-
-def test_no_code_beyond_its_level_is_in_a_target(tmp_path: Path) -> None:
-    """Registers that only AVX-512 has."""
-    if shutil.which("objdump") is None:
-        pytest.skip("there is no objdump (binutils)")
-    with PackageReader(artifact("weighted")) as reader:
-        counts = {}
-        for target in reader.manifest.targets:
-            (name,) = [
-                n for n in reader.names if n.startswith(f"data/aotinductor/{target.name}/") and n.endswith(".so")
-            ]
-            reader.extract(name, tmp_path / f"{target.name}.so")
-            listing = output_of("objdump", "-d", tmp_path / f"{target.name}.so")
-            assert "%ymm" in listing
-            counts[target.cpu_isa] = listing.count("%zmm")
-    assert counts["x86-64-v3"] == 0
-    assert counts["x86-64-v4"] > 0

@@ -43,7 +43,7 @@ def test_help_goes_to_stdout_and_names_every_exit_code():
     assert "0 success; 1 a check failed; 2 wrong usage; 3 the package is bad" in answer.document["text"]
 
 
-@pytest.mark.slow_but("arguments1*", "arguments9*")
+@pytest.mark.slow_but("arguments1-*", "arguments9*", "arguments10*", "arguments13*")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -57,10 +57,16 @@ def test_help_goes_to_stdout_and_names_every_exit_code():
         (["a.pt2", "--output", "y"], "--output needs --input"),
         (["a.pt2", "--verify", "twice"], "--verify must be once or always, got 'twice'"),
         (["nowhere.pt2"], "cannot open nowhere.pt2"),
+        (["RECORDER", "--method", "decode"], "recorder has no method 'decode'"),
+        (["RECORDER", "--session", "batch=2"], "--session needs --input"),
+        (["RECORDER", "--session", "batch", "--input", "x"], "--session must be SIZE=N, such as batch=3, got 'batch'"),
+        (["RECORDER", "--session", "batch=two", "--input", "x"], "must be SIZE=N with an integer, got 'batch=two'"),
+        (["RECORDER", "--session", "b=1", "--session", "b=1", "--input", "x"], "--session gives b twice"),
+        (["RECORDER", "--input", "x"], "recorder has several methods and none is forward: name one"),
     ],
 )
-def test_usage_is_refused_with_2(arguments, message):
-    answer = exportkit_run.run(*arguments)
+def test_usage_is_refused_with_2(recorder_package, arguments, message):
+    answer = exportkit_run.run(*(recorder_package if word == "RECORDER" else word for word in arguments))
     assert answer.code == 2
     assert answer.document["error"]["kind"] == "UsageError"
     assert message in answer.document["error"]["message"]

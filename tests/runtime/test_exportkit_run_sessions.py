@@ -86,24 +86,6 @@ def test_a_method_with_state_is_run_in_a_session_of_the_given_size(package, tmp_
         exportkit_run.load(package, *options, "--session", "batch=2")
 
 
-@pytest.mark.slow_but("arguments0*", "arguments3*")
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--method", "decode"], "recorder has no method 'decode'"),
-        (["--session", "batch=2"], "--session needs --input"),
-        (["--session", "batch", "--input", "x"], "--session must be SIZE=N, such as batch=3, got 'batch'"),
-        (["--session", "batch=two", "--input", "x"], "--session must be SIZE=N with an integer, got 'batch=two'"),
-        (["--session", "b=1", "--session", "b=1", "--input", "x"], "--session gives b twice"),
-        (["--input", "x"], "recorder has several methods and none is forward: name one"),
-    ],
-)
-def test_usage_is_refused_with_2(package, arguments, message):
-    answer = exportkit_run.run(package, *arguments)
-    assert answer.code == 2
-    assert answer.document["error"]["message"] == message
-
-
 @pytest.mark.slow_but("push")
 @pytest.mark.parametrize("method", ["push", "peek", "embed", "fill"])
 def test_it_times_a_method_on_copies_of_its_session(package, method):

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.runtime import tiny
-from tests.runtime.runtime_parts import INCLUDES, ROOT, RUNTIME, TORCH, build
+from tests.runtime.runtime_parts import ROOT, RUNTIME, TORCH, build
 from tests.runtime.threads import together
 
 pytestmark = pytest.mark.slow

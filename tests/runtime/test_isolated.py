@@ -12,13 +12,7 @@ import pytest
 import torch
 
 import exportkit
-from exportkit.errors import (
-    ExportkitError,
-    ModelLoadError,
-    ModelRunError,
-    UsageError,
-)
-from exportkit.runtime.isolated import load_isolated
+from exportkit.errors import ExportkitError, ModelRunError, UsageError
 from tests.fixtures.softpool_library import RAISE
 from tests.package.signers import signer
 from tests.runtime import tiny
@@ -74,22 +68,8 @@ def test_what_load_refuses_it_refuses_alike(tiny_package, tiny_files, tmp_path):
 
 
 def test_an_argument_that_cannot_travel_is_named(tiny_package):
-    with pytest.raises(UsageError, match="`secret` is a bytes, which cannot be passed on to a worker process"):
-        load_isolated(tiny_package, runners=1, stream_limit=1, signature=None, public_key=None, secret=b"")
-
-
-def test_every_argument_of_load_reaches_the_worker(tiny_package):
-    """One that load does not have, to see what becomes of those it will have."""
-    with pytest.raises(ModelLoadError, match=r"load\(\) got an unexpected keyword argument 'future'"):
-        load_isolated(
-            tiny_package,
-            device="cpu",
-            runners=1,
-            stream_limit=1,
-            signature=None,
-            public_key=None,
-            future=[Path("a"), 1, None],
-        )
+    with pytest.raises(UsageError, match="`target` is a bytes, which cannot be passed on to a worker process"):
+        exportkit.load(tiny_package, target=b"cpu", isolate=True)
 
 
 # --- two builds of one namespace --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from exportkit.runtime.native import library_path
 from tests.subprocesses import run_python
 
 # What a process has now: resident kB, open files, mapped files, temporary files.
@@ -56,10 +57,29 @@ for number in range(2001):
 print(json.dumps(measured))
 """
 
+# By the C interface. The last request is refused: it names no session.
+REQUESTS = """
+import gc
+from tests.runtime.c_interface import Library
+from tests.runtime.c_requests import Ask, codes, run_requests
+from tests.serve.engine import ticker
+model, inputs = Library(sys.argv[2]).open(sys.argv[1]), [tensor.numpy() for tensor in ticker.inputs(0).values()]
+for number in range(3001):
+    sessions = [model.session(batch=1) for _ in range(2)]
+    asks = [*(Ask(inputs, [[number % 5]], session.handle) for session in sessions), Ask(inputs)]
+    assert codes(run_requests(model, asks, number % 2 * 16)) == [0, 0, 200]
+    for session in sessions:
+        session.close()
+    if number in (300, 3000):
+        gc.collect()
+        measured.append(measure())
+print(json.dumps(measured))
+"""
+
 NOISE_KB = 1024  # of the allocators; a library that stayed mapped with each load would be 180 times its 400 kB
 
 
-def check_growth(code: str, package: object, folder, *arguments: str) -> None:
+def check_growth(code: str, package: object, folder, *arguments: object) -> None:
     (folder / "temporary").mkdir()
     said = run_python(MEASURE + code, package, *arguments, cwd=folder, TMPDIR=str(folder / "temporary"))
     early, late = json.loads(said)
@@ -81,3 +101,8 @@ def test_ten_thousand_calls_leave_nothing_behind(tiny_package, tmp_path, where):
 
 def test_two_thousand_sessions_leave_nothing_behind(recorder_package, tmp_path):
     check_growth(SESSIONS, recorder_package, tmp_path)
+
+
+@pytest.mark.slow
+def test_three_thousand_requests_leave_nothing_behind(c_library, ticker_package, tmp_path):
+    check_growth(REQUESTS, ticker_package, tmp_path, library_path())

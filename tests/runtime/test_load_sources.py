@@ -19,11 +19,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import exportkit
-from exportkit.errors import (
-    SignatureError,
-    SignatureMissingError,
-    UsageError,
-)
+from exportkit.errors import SignatureError, SignatureMissingError, UsageError
 from exportkit.package.signing import sign_package
 from tests.artifacts import artifact
 from tests.export.weights_models import Weighted

@@ -12,13 +12,7 @@ import pytest
 import torch
 
 import exportkit
-from exportkit.errors import (
-    DigestMismatchError,
-    NoTargetError,
-    SchemaChangedError,
-    TorchVersionError,
-    UsageError,
-)
+from exportkit.errors import DigestMismatchError, NoTargetError, SchemaChangedError, TorchVersionError, UsageError
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Operator
 from tests.fixtures.softpool_library import build

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import random
 import sys
 import threading
@@ -84,17 +83,6 @@ def test_a_load_that_falls_back_to_torch_s_binding_says_once_what_it_costs(tiny_
         exportkit.load(tiny_package).close()
 
 
-def test_the_versions_that_the_runtime_was_built_for_are_in_order(tmp_path, monkeypatch):
-    for minor in ("2.9", "2.15", "2.11"):
-        (tmp_path / f"torch{minor}").mkdir()
-        (tmp_path / f"torch{minor}" / "libexportkit_runtime.so").touch()
-    (tmp_path / "torch2.16").mkdir()
-    monkeypatch.setattr(native, "LIBRARY_DIR", tmp_path)
-    monkeypatch.setattr(native, "library_path", lambda: tmp_path / "torch2.16" / "libexportkit_runtime.so")
-    assert native.built_for() == ("2.9", "2.11", "2.15")
-    assert native.why_unusable() == f"{native.library_path()} does not exist; it was built for torch 2.9, 2.11, 2.15"
-
-
 def test_a_library_of_another_torch_is_not_looked_at(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "9.9.1+cpu")
     assert native.library_path().parent.name == "torch9.9"
@@ -146,21 +134,6 @@ def test_a_failure_in_an_operator_is_an_error_and_the_model_goes_on(meeting_mode
     assert "\n" not in error.value.message  # and no page of C++ frames
     inputs = guests(0)
     assert torch.equal(meeting_model(*inputs)["doubled"], inputs[0] * 2)
-
-
-def test_a_handle_of_a_closed_model_is_refused(tiny_package, monkeypatch):
-    exportkit_run.require_built()
-    monkeypatch.setenv("EXPORTKIT_RUNTIME", "cpp")
-    with exportkit.load(tiny_package) as model:
-        runner = runner_of(model)
-        assert isinstance(runner, NativeRunner)
-        handle = runner._handle
-        del runner
-    gc.collect()
-    for number in (handle, 0, -1, 2**62):
-        with pytest.raises(RuntimeError, match=f"handle {number} does not belong to an open model"):
-            torch.ops.exportkit.run(number, [])
-        torch.ops.exportkit.close(number)
 
 
 @pytest.mark.slow_but("here-*", "isolated-4", "without*-1")

@@ -389,9 +389,10 @@ def test_the_state_is_live_where_the_session_is_and_no_input_of_it(every_recorde
         session.push(torch.ones(2, WIDTH))
         assert torch.equal(before["cache"][:, 0], torch.ones(2, WIDTH))
         live = bits(session.state)
-        with pytest.raises(InputError, match=r"`x` shares memory with the session's gain") as error:
-            session.push(session.state["gain"])
-        assert "clone()" in error.value.hint
+        for name, shared in (("gain", session.state["gain"]), ("cache", session.state["cache"][:, -1])):
+            with pytest.raises(InputError, match=rf"`x` shares memory with the session's {name}") as error:
+                session.push(shared)
+            assert "clone()" in error.value.hint
         assert bits(session.state) == live
         session.reset()
         assert not before["cache"].any()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.artifacts import artifact
 from tests.export.weights_models import Weighted
 from tests.runtime import ways
 from tests.runtime.fine_tunes import State, X, eager, save, state
+from tests.runtime.threads import beside, together
 from tests.subprocesses import run_python
 
 
@@ -185,34 +186,28 @@ def test_a_package_that_was_written_to_meanwhile_is_noticed(way: ways.Open, tmp_
 # --- while calls go on ------------------------------------------------------------------------------------------------
 
 
-def test_every_call_has_the_old_weights_or_the_new_ones(model: exportkit.Model) -> None:
+def test_every_call_has_the_old_weights_or_the_new_ones(every_model: Any, tmp_path: Path) -> None:
+    files = [save(tmp_path / f"{seed}.safetensors", state(seed)) for seed in (0, 1, 2)]
     answers = []
-    for seed in (0, 1, 2):
-        model.swap_weights(state(seed))
-        answers.append(model(X))
-    done = threading.Event()
+    for file in files:
+        every_model.swap_weights(file)
+        answers.append(every_model.forward(X))
+    seen: set[int] = set()
 
-    def call() -> list[int]:
-        seen = []
-        while not done.is_set():
-            answer = model(X)
-            (which,) = [index for index, known in enumerate(answers) if torch.equal(answer, known)]
-            seen.append(which)
-        return seen
+    def call(_: int) -> None:
+        with suppress(ModelClosedError):
+            while True:
+                answer = every_model.forward(X)
+                (which,) = [index for index, known in enumerate(answers) if torch.equal(answer, known)]
+                seen.add(which)
 
-    def swap(seed: int) -> None:
+    def swap(file: Path) -> None:
         for _ in range(20):
-            model.swap_weights(state(seed))
+            every_model.swap_weights(file)
 
-    with ThreadPoolExecutor(6) as pool:
-        callers = [pool.submit(call) for _ in range(4)]
-        swappers = [pool.submit(swap, seed) for seed in (1, 2)]
-        try:
-            for swapper in swappers:
-                swapper.result()
-        finally:
-            done.set()
-        seen = {which for caller in callers for which in caller.result()}
+    with beside(call, range(4)):
+        together(swap, files[1:])
+        every_model.close()
     assert {1, 2} <= seen
 
 

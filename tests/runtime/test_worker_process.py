@@ -16,12 +16,7 @@ import pytest
 
 import exportkit
 from exportkit.child.process import ChildProcess
-from exportkit.errors import (
-    DigestMismatchError,
-    ModelClosedError,
-    ModelLoadError,
-    ModelRunError,
-)
+from exportkit.errors import DigestMismatchError, ModelClosedError, ModelLoadError, ModelRunError
 from exportkit.runtime import isolated
 from exportkit.runtime.isolated import IsolatedModel
 from tests.fixtures.softpool_library import ABORT, EXIT, SEGFAULT, SLEEP
