@@ -13,7 +13,7 @@ import pytest
 from exportkit.errors import NoTargetError
 from exportkit.package import core
 from exportkit.package.archive import PackageReader, write_package
-from exportkit.runtime.targets import Host, driver_cuda, host_for, pick, survey_package
+from exportkit.runtime.targets import Host, driver_cuda, pick, survey_package
 from tests.package import c_library, samples
 from tests.package.fat_binaries import MACHINE, PTX, fat_binary
 from tests.runtime import tiny
@@ -131,10 +131,3 @@ def test_the_driver_is_asked_without_torch_or_a_device(tmp_path: Path) -> None:
     assert run_interpreter(asked, cwd=tmp_path, LD_LIBRARY_PATH=str(tmp_path)).strip() == "12.4"
     if not os.path.exists("/dev/nvidiactl"):
         assert driver_cuda() is None
-
-
-def test_a_cpu_build_of_torch_does_not_ask_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.version.cuda", None)
-    monkeypatch.setattr("exportkit.runtime.targets.driver_cuda", lambda: pytest.fail("asked"))
-    target = tiny.target(device="cuda", cuda_architecture="sm_90", built_with_cuda="13.0", cpu_isa=None)
-    assert host_for([target], "cuda").driver is None

@@ -20,7 +20,7 @@ from torch._subclasses import FakeTensorMode
 
 from exportkit.errors import InputError
 from exportkit.package import manifest as m
-from exportkit.runtime.inputs import InputPlan, describe_tensor
+from exportkit.runtime.inputs import InputPlan
 from exportkit.runtime.native import library_path
 from exportkit.verify.layouts import LAYOUTS, laid_out
 from tests.runtime import c_interface, exportkit_run, runtime_parts, tiny
@@ -164,12 +164,6 @@ def test_a_named_tuple_or_dataclass_of_any_class_with_the_fields_is_taken():
             InputError, match=r"`pair` must be a named tuple or a dataclass with the fields 'x', 'n', got"
         ):
             plan.prepare((wrong,), {})
-
-
-def test_a_tensor_is_described_with_its_dimensions():
-    assert describe_tensor(tiny.call().inputs[0]) == "image: float32[batch, 3, 16*gh, 8]"
-    odd = m.Size(dimension="n", scale=2, offset=-1)
-    assert describe_tensor(tensor("int64", (odd,))) == "x: int64[2*n-1]"
 
 
 # --- the call ---------------------------------------------------------------------------------------------------------
@@ -317,6 +311,7 @@ def test_a_tensor_that_the_package_does_not_take_is_refused_by_python_and_c(plan
     with pytest.raises(InputError) as error:
         plan.prepare((given["image"], {**query, "features": given["features"]}), {"offset": given["offset"]})
     assert error.value.message == message
+    assert ("`.to(torch.float32)` converts it" in str(error.value)) is ("must be float32" in message)
     assert c_interface.refused(c_model, *(view(tensor.numpy()) for tensor in given.values())).message == message
 
 

@@ -14,7 +14,6 @@ from exportkit.runtime.targets import (
     host_cpu_isa,
     host_for,
     library_rejection,
-    named,
     parse_device,
     pick,
     survey,
@@ -74,14 +73,6 @@ def test_the_cpus_level_is_the_highest_of_which_it_has_every_flag(tmp_path):
             CPUINFO=str(tmp_path / "cpuinfo"),
         )
         assert list(LEVELS).index(said.strip()) == min(best, list(LEVELS).index(level)), flags
-
-
-@pytest.mark.parametrize(
-    ("text", "parsed"),
-    [("auto", ("auto", None)), ("cpu", ("cpu", None)), ("cuda", ("cuda", None)), ("cuda:11", ("cuda", 11))],
-)
-def test_devices_are_named_as_torch_names_them(text, parsed):
-    assert parse_device(text) == parsed
 
 
 @pytest.mark.parametrize(
@@ -224,17 +215,6 @@ def test_code_for_one_architecture_is_chosen_on_no_other(architecture, capabilit
     machine = Host("linux-x86_64", "x86-64-v4", "2.13.0+cu130", "13.0", (capability,))
     with pytest.raises(NoTargetError, match=f"it has code for {architecture}, cuda:0 is sm_"):
         pick([cuda(cuda_architecture=architecture)], "auto", machine)
-
-
-def test_a_target_is_found_by_its_name():
-    targets = [cpu(name="v3"), cpu(name="v4")]
-    assert named(targets, "v4") == targets[1:]
-    assert named(targets, None) == targets
-    for name in ("v", "V4", ""):
-        with pytest.raises(UsageError, match=rf"no target '{name}'\n  It has: v3, v4\."):
-            named(targets, name)
-    with pytest.raises(UsageError, match="It has: none"):
-        named([], "v4")
 
 
 def test_gpus_are_looked_for_only_where_a_target_might_run_there(monkeypatch):
