@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import pickle
@@ -19,8 +18,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.structure import flatten
 from exportkit.runtime import isolated
 from tests.runtime import tiny, ways
-from tests.runtime.isolation import equal, eventually, leaves
-from tests.runtime.threads import beside
+from tests.runtime.isolation import equal, leaves
 
 
 @pytest.fixture(scope="module", params=ways.PYTHON)
@@ -142,28 +140,13 @@ def test_a_closed_model_says_so(way, tiny_package):
     assert leaves(kept)[0].isfinite().all()  # outputs outlive the model
     with pytest.raises(ModelClosedError, match="the model tiny was closed"):
         model(*args, **kwargs)
+    with pytest.raises(ModelClosedError, match="was closed"):
+        model.run_requests([leaves([list(args), kwargs])], [0])
     with pytest.raises(ModelClosedError, match="closed"):
         model.cases[0]
     assert "closed" in repr(model)
     assert model.manifest.name == "tiny"
     model.close()  # once more does no harm
-
-
-def test_closing_lets_calls_finish_that_have_begun(way, tiny_package):
-    args, kwargs = tiny.example(4, 6)
-    for _ in range(3):
-        with way(tiny_package) as model:
-            expected, answers = model(*args, **kwargs), []
-
-            def work(model: exportkit.Model, expected: object = expected, answers: list[bool] = answers) -> None:
-                with contextlib.suppress(ModelClosedError):
-                    while True:
-                        answers.append(equal(model(*args, **kwargs), expected))
-
-            with beside(work, [model] * 4):  # for two runners
-                assert eventually(lambda answers=answers: len(answers) > 20)
-                model.close()
-            assert all(answers)
 
 
 def test_a_manifest_that_is_wrong_about_the_outputs_is_found_out(tiny_files, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import exportkit
-from exportkit.errors import InputError, ModelClosedError, ModelRunError, UsageError
+from exportkit.errors import InputError, ModelRunError, UsageError
 from exportkit.serve.protocol.datatypes import DATATYPES
 from tests.artifacts import artifact
 from tests.runtime import everything, exportkit_run, tiny, ways
@@ -74,13 +74,6 @@ def test_more_rows_than_the_package_allows_are_refused(model):
     with pytest.raises(InputError, match=r"65.*64|64.*65"):
         model.run_requests([example(40), example(25)], [0])
     assert model.run_requests([example(40), example(24)], [0]).outputs[0].shape[0] == 64
-
-
-def test_a_closed_model_says_so(package):
-    model = exportkit.load(package)
-    model.close()
-    with pytest.raises(ModelClosedError, match="was closed"):
-        model.run_requests([example(1)], [0])
 
 
 def test_what_the_package_does_not_take_is_refused_and_the_model_goes_on(model):

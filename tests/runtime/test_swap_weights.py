@@ -187,6 +187,7 @@ def test_a_package_that_was_written_to_meanwhile_is_noticed(way: ways.Open, tmp_
 
 
 def test_every_call_has_the_old_weights_or_the_new_ones(every_model: Any, tmp_path: Path) -> None:
+    """And those that have begun finish when the model is closed."""
     files = [save(tmp_path / f"{seed}.safetensors", state(seed)) for seed in (0, 1, 2)]
     answers = []
     for file in files:

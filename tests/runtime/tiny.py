@@ -207,14 +207,9 @@ def target(**changes: Any) -> m.Target:
 
 def case(args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> bytes:
     """A recorded case of Tiny."""
-    return save(case_tensors(args, kwargs, outputs))
-
-
-def case_tensors(args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a recorded case of Tiny, by name."""
     inputs = [args[0], args[1]["features"], kwargs["offset"]]
     tensors = {f"0.input.{i}": tensor for i, tensor in enumerate(inputs)}
-    return tensors | {f"0.output.{i}": tensor for i, tensor in enumerate(outputs)}
+    return save(tensors | {f"0.output.{i}": tensor for i, tensor in enumerate(outputs)})
 
 
 def one_call(record: str, **sizes: int) -> m.Case:
