@@ -61,13 +61,7 @@ with exportkit.load(sys.argv[1]) as model, model.session(batch=2) as session:
         assert bits(session.state) == after
 
 
-def test_a_state_is_its_owners_alone(saved: Path) -> None:
-    """What a model remembers may be private."""
-    assert stat.S_IMODE(saved.stat().st_mode) == 0o600
-    assert list(saved.parent.iterdir()) == [saved]
-
-
-def test_a_file_says_whose_state_it_is_and_replaces_another_whole(model, saved):
+def test_a_file_is_its_owners_says_whose_state_it_is_and_replaces_another_whole(model, saved):
     with safe_open(saved, framework="pt") as file:
         said = file.metadata()
     assert said["exportkit.model"] == "recorder"
@@ -76,6 +70,7 @@ def test_a_file_says_whose_state_it_is_and_replaces_another_whole(model, saved):
         session.save(saved)
         assert not load_file(saved)["cache"].any()
     assert os.listdir(saved.parent) == [saved.name]  # no temporary file is left
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o600  # what a model remembers may be private
 
 
 def test_a_state_with_nan_is_a_state(model, tmp_path):
