@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from benchmarks import call_soak
 from exportkit.runtime.native import library_path
 from tests.subprocesses import run_python
 
@@ -108,3 +109,11 @@ def test_two_thousand_sessions_leave_nothing_behind(recorder_package, tmp_path):
 @pytest.mark.slow
 def test_three_thousand_requests_leave_nothing_behind(c_library, ticker_package, tmp_path):
     check_growth(REQUESTS, ticker_package, tmp_path, library_path())
+
+
+def test_loads_refusals_and_calls_leave_nothing_behind(tiny_package, capsys):
+    """The short form of the benchmark, whose long one runs on a GPU."""
+    code = call_soak.main([str(tiny_package), "--loads", "30", "--refused", "3000", "--calls", "1000"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["count"] for line in lines] == [1000, 3000, 30]
+    assert code == 0, lines
