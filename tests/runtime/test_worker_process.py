@@ -1,4 +1,4 @@
-"""A worker process answers as this one does. However it ends, or its parent does, the other knows, and nothing is left."""
+"""A worker process answers as this one does. However it or its parent ends, the other knows, and nothing is left."""
 
 from __future__ import annotations
 
