@@ -9,7 +9,7 @@ import torch
 import exportkit
 from exportkit.package import manifest as m
 from tests.artifacts import artifact
-from tests.runtime import c_interface, counting, tiny
+from tests.runtime import c_interface, labelled, tiny
 from tests.runtime.c_interface import Refused
 from tests.runtime.c_requests import try_rows
 from tests.serve.engine import rows, ticker
@@ -96,7 +96,7 @@ def test_recorded_cases_show_whether_rows_are_independent(c_library, tmp_path):
         "any values": rows.write(tmp_path / "any.pt2", rows.example(2), change=loosened),
         "sequences": ticker.write(tmp_path / "ticker.pt2"),
         "coupled sequences": ticker.write(tmp_path / "coupled_ticker.pt2", coupling=1.0),
-        "no sequences": counting.write(tmp_path / "counting.pt2"),
+        "no sequences": labelled.write_counting(tmp_path / "counting.pt2"),
         "indices": artifact("words"),
     }
     most = {"independent": 32, "pairs": 32, "few": 8, "sequences": 16, "indices": 64}

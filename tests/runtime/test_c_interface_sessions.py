@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.artifacts import artifact
-from tests.runtime import c_interface, c_structures, counting, stateful
+from tests.runtime import c_interface, c_structures, labelled, stateful
 from tests.runtime.c_interface import CUDA_GRAPHS, HOST_TENSORS, OWN_STREAM, Refused, view
 from tests.runtime.c_requests import Ask, Gathered, codes, equal, run_requests, try_rows
 from tests.runtime.stateful import WIDTH, Recorder
@@ -145,7 +145,9 @@ def test_null_pointers_are_refused(recorder):
 
 @pytest.fixture(scope="module")
 def model(c_library: c_interface.Library, tmp_path_factory: pytest.TempPathFactory) -> Iterator[c_interface.Model]:
-    with c_library.open(counting.write(tmp_path_factory.mktemp("counting") / "counting.pt2"), runners=4) as opened:
+    with c_library.open(
+        labelled.write_counting(tmp_path_factory.mktemp("counting") / "counting.pt2"), runners=4
+    ) as opened:
         yield opened
 
 
@@ -159,7 +161,7 @@ def sessions(model: c_interface.Model) -> Iterator[list[c_interface.Session]]:
 
 
 def given(rows: int, label: int = 2) -> list[np.ndarray]:
-    return [np.random.rand(rows, counting.WIDTH).astype(np.float32), np.full(rows, label)]
+    return [np.random.rand(rows, labelled.WIDTH).astype(np.float32), np.full(rows, label)]
 
 
 def rows_of(session: c_interface.Session) -> int:
@@ -188,7 +190,7 @@ def test_sessions_that_run_together_have_the_bits_of_their_own_calls(model, sess
 
 def test_one_that_fails_breaks_its_own_session_alone(model, sessions):
     before = [session.fork() for session in sessions]
-    inputs = [given(1), given(2, counting.REFUSED), given(3), given(1)]
+    inputs = [given(1), given(2, labelled.REFUSED), given(3), given(1)]
     results = run_requests(model, [Ask(each, (), s.handle) for each, s in zip(inputs, sessions)], 16)
     assert codes(results) == [0, MODEL_RUN, 0, 0]
     for which in (0, 2, 3):

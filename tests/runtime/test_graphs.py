@@ -19,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exportkit.libraries import load_library
 from tests.runtime import tiny
 from tests.runtime.runtime_parts import ROOT, RUNTIME, TORCH, build
 from tests.runtime.threads import together
@@ -42,7 +43,7 @@ def classes() -> Any:
     content += [file.read_bytes() for file in (*sources, RUNTIME / "graphs.h", RUNTIME / "recorder.h")]
     key = hashlib.sha256(b"".join(content)).hexdigest()[:16]
     flags = ["-O0", "-fPIC", "-shared", "-Wl,--no-as-needed", "-ltorch_cpu"]
-    torch.classes.load_library(str(build(tiny.CACHE / f"graphs-{key}" / "libgraphs_on_cpu.so", *sources, flags=flags)))
+    load_library(build(tiny.CACHE / f"graphs-{key}" / "libgraphs_on_cpu.so", *sources, flags=flags))
     return torch.classes.graphs_on_cpu
 
 
@@ -209,7 +210,7 @@ def test_a_zero_input_hides_nothing() -> None:
     assert [graph["copies_inputs"] for graph in report(graphs)["graphs"]] == [True]
 
 
-def test_one_call_that_fails_writes_what_the_code_wrote_and_keeps_no_size_from_a_graph() -> None:
+def test_a_call_that_fails_writes_what_the_code_wrote_and_keeps_no_graph_away() -> None:
     """The attempt at a graph runs on copies, so that the state is what one direct run leaves."""
     graphs = model()
 
