@@ -145,9 +145,8 @@ def test_null_pointers_are_refused(recorder):
 
 @pytest.fixture(scope="module")
 def model(c_library: c_interface.Library, tmp_path_factory: pytest.TempPathFactory) -> Iterator[c_interface.Model]:
-    with c_library.open(
-        labelled.write_counting(tmp_path_factory.mktemp("counting") / "counting.pt2"), runners=4
-    ) as opened:
+    package = labelled.write_counting(tmp_path_factory.mktemp("counting") / "counting.pt2")
+    with c_library.open(package, runners=4) as opened:
         yield opened
 
 
