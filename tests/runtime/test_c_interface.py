@@ -78,17 +78,22 @@ def test_any_strides_give_the_same_numbers_or_are_refused_in_a_sentence(c_model,
             torch.testing.assert_close(torch.from_dlpack(output), wanted)
 
 
+def at_capsule(capsule: object, name: bytes) -> int:
+    """The address in a capsule of DLPack."""
+    get = c.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = c.c_void_p, (c.py_object, c.c_char_p)
+    return get(capsule, name)
+
+
 def test_tensors_of_other_libraries_are_inputs_in_both_forms_of_dlpack(c_model, arrays):
-    pointer_of = c.pythonapi.PyCapsule_GetPointer
-    pointer_of.restype, pointer_of.argtypes = c.c_void_p, (c.py_object, c.c_char_p)
     image, features, offset = arrays
     old = image.__dlpack__()
     new = features.__dlpack__(max_version=(1, 0))
     of_torch = torch.utils.dlpack.to_dlpack(torch.from_numpy(offset))
     views = [
-        c_structures.Tensor.from_address(pointer_of(old, b"dltensor")),  # DLManagedTensor begins with a DLTensor
-        c_structures.Managed.from_address(pointer_of(new, b"dltensor_versioned")).dl_tensor,
-        c_structures.Tensor.from_address(pointer_of(of_torch, b"dltensor")),
+        c_structures.Tensor.from_address(at_capsule(old, b"dltensor")),  # DLManagedTensor begins with a DLTensor
+        c_structures.Managed.from_address(at_capsule(new, b"dltensor_versioned")).dl_tensor,
+        c_structures.Tensor.from_address(at_capsule(of_torch, b"dltensor")),
     ]
     assert views[0].data == image.ctypes.data
     for output, wanted in zip(c_model.run(*views), expected(arrays)):
@@ -162,9 +167,7 @@ def test_every_dtype_is_known_by_its_code(c_model, arrays, dtype):
     """The oracle is torch's own export to DLPack."""
     tensor = torch.zeros(2, 3, 48, 8).to(getattr(torch, dtype))
     capsule = tensor.__dlpack__(max_version=(1, 1))
-    get = c.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = c.c_void_p, (c.py_object, c.c_char_p)
-    managed = c_structures.Managed.from_address(get(capsule, b"dltensor_versioned"))
+    managed = c_structures.Managed.from_address(at_capsule(capsule, b"dltensor_versioned"))
     error = c_interface.refused(c_model, managed.dl_tensor, *map(view, arrays[1:]))
     assert error.message == f"`image` must be float32, got {dtype}"
 

@@ -82,6 +82,9 @@ def test_the_example_ends_with_the_error_and_its_exit_code(example, tiny_package
     done = run(example / "predict", damaged(tiny_package, tmp_path))
     assert done.returncode == 3
     assert done.stderr.startswith("NotAnArchiveError: ")
+    done = run(example / "session", tiny_package, tmp_path / "state.safetensors")
+    assert done.returncode == 2
+    assert "no recorded case with state" in done.stderr
 
 
 @pytest.mark.slow_but("c")
@@ -96,13 +99,6 @@ def test_the_example_of_sessions_runs_a_sequence_and_loses_no_memory(example, ti
     ]  # fmt: skip
     for line, start in zip(done.stdout.splitlines(), said, strict=True):
         assert line.startswith(start)
-
-
-@pytest.mark.slow_but("c")
-def test_the_example_of_sessions_needs_a_case_with_state(example, tiny_package, tmp_path):
-    done = run(example / "session", tiny_package, tmp_path / "state.safetensors")
-    assert done.returncode == 2
-    assert "no recorded case with state" in done.stderr
 
 
 def test_the_cpp_example_trains_what_python_goes_on_with(tmp_path):

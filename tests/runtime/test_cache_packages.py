@@ -91,15 +91,6 @@ def test_a_time_in_the_future_is_not_relied_on(hashes, clock, package):
     assert not hashes()
 
 
-def test_a_verification_in_the_future_counts_for_nothing(hashes, clock):
-    clock(3600)
-    assert hashes()
-    clock(0)  # it was set right, or back: nobody knows
-    assert hashes()
-    clock(3700)
-    assert not hashes()
-
-
 def test_a_package_that_others_may_write_to_is_always_hashed(hashes, clock, package):
     clock(3)
     package.chmod(0o664)
