@@ -203,9 +203,9 @@ def test_what_does_not_answer_as_the_model_is_no_graph(
 
 
 def test_a_zero_input_hides_nothing() -> None:
-    """A use that was overlooked reads the graph's own inputs, which are zero. So is the first call's input here."""
-    graphs, ids, count = model("overlooked"), torch.ones(4, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    graphs.run([torch.zeros(4, 4), ids, torch.zeros(4), count, torch.zeros(4)])
+    """A use that was overlooked reads the graph's own inputs, which are zero. So are the first call's inputs."""
+    graphs, none = model("overlooked"), torch.zeros(4, dtype=torch.int64)
+    graphs.run([torch.zeros(4, 4), none, torch.zeros(4), none[:1].clone(), torch.zeros(4)])
     Session().step(graphs, 4)
     assert [graph["copies_inputs"] for graph in report(graphs)["graphs"]] == [True]
 
