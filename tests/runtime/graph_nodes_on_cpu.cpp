@@ -223,8 +223,9 @@ void try_uses(unsigned seed) {
   std::vector<bool> changed(now.size());
   for (int turn = 0; turn < 5; ++turn) {
     for (size_t i = 0; i < now.size(); ++i) {
-      changed[i] = changed[i] || draw() % 2 == 0;
-      if (changed[i]) now[i] = reinterpret_cast<void*>(draw() % (uint64_t{1} << 47));
+      if (changed[i] || draw() % 2 == 0) continue;  // after a failure, the same addresses are set again
+      changed[i] = true;
+      now[i] = reinterpret_cast<void*>(draw() % (uint64_t{1} << 47));
     }
     for (Node& node : graph) node.times_set = 0;
     fails_at = draw() % 4 == 0 ? 1 : 0;
