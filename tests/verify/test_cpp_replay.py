@@ -21,19 +21,14 @@ from tests.verify.test_injected_state import rewritten, swapped
 IN_CPP = VerifyOptions(against="cases", runner="cpp")
 
 
-@pytest.fixture(scope="module")
-def decoder() -> Path:
-    return artifact("decoder")
-
-
 @pytest.fixture
 def _built() -> None:
     exportkit_run.require_built()
 
 
 @pytest.mark.usefixtures("_built")
-def test_sequences_are_replayed_in_cpp(decoder: Path) -> None:
-    checks = verify(decoder, IN_CPP).checks
+def test_sequences_are_replayed_in_cpp() -> None:
+    checks = verify(artifact("decoder"), IN_CPP).checks
     assert {type(check.verdict) for check in checks} == {Match}
     assert {check.against for check in checks} == {"cases"}
     last = checks[-1].verdict
@@ -44,8 +39,8 @@ def test_sequences_are_replayed_in_cpp(decoder: Path) -> None:
 
 
 @pytest.mark.usefixtures("_built")
-def test_swapped_layers_are_seen_in_cpp(decoder: Path, tmp_path: Path) -> None:
-    report = verify(rewritten(decoder, tmp_path / "swapped.pt2", swapped), IN_CPP)
+def test_swapped_layers_are_seen_in_cpp(tmp_path: Path) -> None:
+    report = verify(rewritten(artifact("decoder"), tmp_path / "swapped.pt2", swapped), IN_CPP)
     assert report.failure is not None
     verdict = report.failure.verdict
     assert isinstance(verdict, Mismatch)
@@ -79,31 +74,29 @@ REFUSED = '{"error":{"kind":"DigestMismatchError","message":"record x","hint":"G
     ],
 )
 def test_how_it_ends_is_a_verdict(
-    answer: Any, verdict: Any, code: int, decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    answer: Any, verdict: Any, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answering(monkeypatch, tmp_path, answer)
-    report = verify(decoder, IN_CPP)
+    report = verify(artifact("decoder"), IN_CPP)
     assert [check.verdict for check in report.checks] == [verdict]
     assert report.exit_code == code
 
 
-def test_without_the_program_the_machine_cannot_do_it(
-    decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_program_the_machine_cannot_do_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpp_replay, "PROGRAM", tmp_path / "exportkit-run")
-    report = verify(decoder, IN_CPP)
+    report = verify(artifact("decoder"), IN_CPP)
     assert report.exit_code == 4
     assert "make build" in report.checks[0].verdict.message
 
 
-def test_what_it_does_not_do_is_refused(decoder: Path) -> None:
+def test_what_it_does_not_do_is_refused() -> None:
     model = ReferenceModel(model="net.py:Net")
     for options in (
         VerifyOptions(against="eager", runner="cpp", eager=model),
         VerifyOptions(rtol=0.1, atol=0.1, runner="cpp"),
     ):
         with pytest.raises(UsageError, match="replays the recorded cases, with"):
-            verify(decoder, options)
+            verify(artifact("decoder"), options)
 
 
 def test_a_program_is_not_for_cpp() -> None:

@@ -22,13 +22,10 @@ from exportkit.runtime.model import Model
 from exportkit.runtime.session import Session
 from exportkit.runtime.state import LocalState
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import (
-    Mismatch,
-    SessionsAgree,
-    Verdict,
-)
+from exportkit.verify.outcomes import Mismatch, SessionsAgree, Verdict
 from exportkit.verify.verify import verify
 from tests.artifacts import artifact
+from tests.verify.state_models import MODELS
 from tests.verify.told_worker import replayed_here
 from tools.injected_errors import DOCUMENT, DTYPES, INJECTED, INJECTED_STATE, Injected, judged
 
@@ -66,25 +63,16 @@ def failures(path: Path) -> list[Verdict]:
 # --- in the package ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def right() -> Path:
-    return artifact("decoder-program")
-
-
-def wrong(kind: str, right: Path, folder: Path) -> Path:
+def wrong(kind: str, folder: Path) -> Path:
     """A package of a wrong model, with the cases that the right one recorded."""
     resolved = resolve(f"{FOLDER / 'state_models.py'}:decoder", model_kwargs={"kind": kind})
     path = folder / f"{kind}.pt2"
     export_program(resolved, path, TraceOptions(cases=1))
-    return rewritten(path, path, lambda manifest, records: manifest, cases_of=right)
+    return rewritten(path, path, lambda manifest, records: manifest, cases_of=artifact("decoder-program"))
 
 
 def rewritten(
-    path: Path,
-    out: Path,
-    change: Callable[[m.Manifest, dict[str, Any]], m.Manifest],
-    *,
-    cases_of: Path | None = None,
+    path: Path, out: Path, change: Callable[[m.Manifest, dict[str, Any]], m.Manifest], *, cases_of: Path | None = None
 ) -> Path:
     """The package with another manifest and other records."""
     with PackageReader(path) as reader, PackageReader(cases_of or path) as recorded:
@@ -101,18 +89,11 @@ def swapped(manifest: m.Manifest, records: dict[str, Any]) -> m.Manifest:
     names = [each.name for each in manifest.state]
     one, other = names.index("keys_0"), names.index("keys_1")
     exchanged = {one: other, other: one}
-    methods = tuple(
-        msgspec.structs.replace(
-            method,
-            state=tuple(
-                msgspec.structs.replace(use, index=exchanged.get(use.index, use.index)) for use in method.state
-            ),
-        )
-        if method.name == "decode"
-        else method
-        for method in manifest.methods
-    )
-    return msgspec.structs.replace(manifest, methods=methods)
+    methods = []
+    for method in manifest.methods:
+        uses = (msgspec.structs.replace(use, index=exchanged.get(use.index, use.index)) for use in method.state)
+        methods.append(msgspec.structs.replace(method, state=tuple(uses)) if method.name == "decode" else method)
+    return msgspec.structs.replace(manifest, methods=tuple(methods))
 
 
 def other_begin(manifest: m.Manifest, records: dict[str, Any]) -> m.Manifest:
@@ -127,12 +108,12 @@ def other_begin(manifest: m.Manifest, records: dict[str, Any]) -> m.Manifest:
     return msgspec.structs.replace(manifest, state=state)
 
 
-def test_the_right_package_passes(right: Path) -> None:
-    assert failures(right) == []
+def test_the_right_package_passes() -> None:
+    assert failures(artifact("decoder-program")) == []
 
 
-def test_a_dropped_write_is_seen_in_the_state_and_in_later_calls(right: Path, tmp_path: Path) -> None:
-    (*_, verdict) = failures(wrong("Stale", right, tmp_path))
+def test_a_dropped_write_is_seen_in_the_state_and_in_later_calls(tmp_path: Path) -> None:
+    (*_, verdict) = failures(wrong("Stale", tmp_path))
     assert isinstance(verdict, Mismatch)
     assert "state values_1: less accurate than eager" in verdict.message
     assert "call 0" not in verdict.message
@@ -142,42 +123,24 @@ def test_a_dropped_write_is_seen_in_the_state_and_in_later_calls(right: Path, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "seen", "unseen"),
+    ("error", "seen", "unseen"),
     [
         ("OffByOne", "state position: 1 of 1 elements differ", "call 1"),
         ("Unheard", "call 1: written.heard", "state"),
+        (swapped, "call 1: 0: less accurate than eager", "call 0"),
+        (other_begin, "call 0: 0: less accurate than eager", "state position"),
     ],
 )
-def test_a_wrong_position_and_an_input_that_is_not_written_are_seen(
-    kind: str, seen: str, unseen: str, right: Path, tmp_path: Path
-) -> None:
-    (*_, verdict) = failures(wrong(kind, right, tmp_path))
+def test_an_error_of_a_model_or_a_manifest_is_seen(error: Any, seen: str, unseen: str, tmp_path: Path) -> None:
+    right = artifact("decoder-program")
+    path = wrong(error, tmp_path) if error in MODELS else rewritten(right, tmp_path / "wrong.pt2", error)
+    (*_, verdict) = failures(path)
     assert isinstance(verdict, Mismatch)
     assert seen in verdict.message
     assert unseen not in verdict.message
 
 
-@pytest.mark.slow
-def test_swapped_layers_are_seen(right: Path, tmp_path: Path) -> None:
-    (*_, verdict) = failures(rewritten(right, tmp_path / "swapped.pt2", swapped))
-    assert isinstance(verdict, Mismatch)
-    assert "call 1: 0: less accurate than eager" in verdict.message
-    assert "call 0" not in verdict.message
-
-
-@pytest.mark.slow
-def test_another_initial_value_is_seen(right: Path, tmp_path: Path) -> None:
-    (*_, verdict) = failures(rewritten(right, tmp_path / "begin.pt2", other_begin))
-    assert isinstance(verdict, Mismatch)
-    assert verdict.message.startswith("call 0: 0: less accurate than eager")
-
-
 # --- in what runs it --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def counter() -> Path:
-    return artifact("counter")
 
 
 def one_session_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,16 +196,14 @@ INJECTORS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = {
 }
 
 
-def test_sessions_that_keep_their_promises_pass(counter: Path) -> None:
-    sessions = [check.verdict for check in verify(counter, CASES).checks if check.against == "sessions"]
+def test_sessions_that_keep_their_promises_pass() -> None:
+    sessions = [check.verdict for check in verify(artifact("counter"), CASES).checks if check.against == "sessions"]
     assert [type(verdict) for verdict in sessions] == [SessionsAgree] * PROMISES
     assert all("equal bits" in verdict.message for verdict in sessions)
 
 
 @pytest.mark.parametrize("since", ["checking two sessions in turns", "checking fork", "checking reset"])
-def test_code_whose_bits_vary_is_judged_whenever_that_begins(
-    since: str, counter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_whose_bits_vary_is_judged_whenever_that_begins(since: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     save = safetensors.torch.save_file
 
@@ -252,17 +213,17 @@ def test_code_whose_bits_vary_is_judged_whenever_that_begins(
         save(tensors | {name: each.nextafter(2 * each) for name, each in answers.items() if begun}, file)
 
     monkeypatch.setattr(safetensors.torch, "save_file", varied)
-    checks = verify(counter, CASES, progress=said.append).checks
+    checks = verify(artifact("counter"), CASES, progress=said.append).checks
     sessions = [check.verdict for check in checks if check.against == "sessions"]
     assert [type(verdict) for verdict in sessions] == [SessionsAgree] * PROMISES
     assert "bits that the code does not repeat" in sessions[-1].message
 
 
 @pytest.mark.parametrize("what", INJECTORS)
-def test_a_broken_promise_is_seen_for_what_it_is(what: str, counter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_promise_is_seen_for_what_it_is(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, kind, where = INJECTORS[what]
     plant(monkeypatch)
-    verdict = next(verdict for verdict in failures(counter) if verdict.kind == kind)
+    verdict = next(verdict for verdict in failures(artifact("counter")) if verdict.kind == kind)
     assert where in verdict.message
     assert verdict.exit_code == 19
 

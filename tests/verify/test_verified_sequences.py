@@ -26,20 +26,8 @@ MODEL = f"{Path(__file__).parent / 'state_models.py'}:decoder"
 BOTH = VerifyOptions(shapes=3, eager=ReferenceModel(model=MODEL))
 
 
-@pytest.fixture(scope="module")
-def decoder() -> Path:
-    return artifact("decoder")
-
-
-@pytest.fixture(scope="module")
-def program() -> Path:
-    return artifact("decoder-program")
-
-
-def test_a_fresh_process_replays_sequences_and_compares_sessions(
-    decoder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["verify", str(decoder), "--against", "cases", "--json"]) == 0
+def test_a_fresh_process_replays_sequences_and_compares_sessions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(artifact("decoder")), "--against", "cases", "--json"]) == 0
     checks = json.loads(capsys.readouterr().out)["checks"]
     labels = [check["label"] for check in checks if check["against"] == "cases"]
     assert any("prefill, 4 times decode; batch=2, n=5" in label for label in labels)
@@ -50,8 +38,8 @@ def test_a_fresh_process_replays_sequences_and_compares_sessions(
     }
 
 
-def test_eager_is_compared_in_sequences_and_each_other_method_in_calls(program: Path) -> None:
-    report = verify(program, BOTH)
+def test_eager_is_compared_in_sequences_and_each_other_method_in_calls() -> None:
+    report = verify(artifact("decoder-program"), BOTH)
     assert report.exit_code == 0
     eager = {check.label: check.verdict for check in report.checks if check.against == "eager"}
     assert list(eager) == [
@@ -72,17 +60,17 @@ def test_eager_is_compared_in_sequences_and_each_other_method_in_calls(program: 
     assert all(output.error is not None for output in session.outputs if output.dtype == "float32")
 
 
-def test_a_wrong_package_differs_from_eager_in_sequences_only(program: Path, tmp_path: Path) -> None:
-    path = rewritten(program, tmp_path / "swapped.pt2", swapped)
+def test_a_wrong_package_differs_from_eager_in_sequences_only(tmp_path: Path) -> None:
+    path = rewritten(artifact("decoder-program"), tmp_path / "swapped.pt2", swapped)
     report = verify(path, replace(BOTH, against="eager"))
     kinds = {check.label: type(check.verdict) for check in report.checks}
     assert all(kind is (Mismatch if label.startswith("a session") else Match) for label, kind in kinds.items())
 
 
 @pytest.mark.slow
-def test_a_call_with_state_is_repeated_from_the_state_before_it(program: Path, tmp_path: Path) -> None:
+def test_a_call_with_state_is_repeated_from_the_state_before_it(tmp_path: Path) -> None:
     """The manifest exchanges two tensors of the state. The graph itself is right: it agrees, with its state."""
-    path = rewritten(program, tmp_path / "swapped.pt2", swapped)
+    path = rewritten(artifact("decoder-program"), tmp_path / "swapped.pt2", swapped)
     options = replace(BOTH, against="cases")
     located = bisect_artifact(path, verify(path, options), options)
     assert located.point is None
@@ -92,7 +80,7 @@ def test_a_call_with_state_is_repeated_from_the_state_before_it(program: Path, t
         bisect_artifact(path, verify(path, alone), alone)
 
 
-def test_a_call_that_fails_or_crashes_says_which_one_of_the_sequence(program: Path) -> None:
+def test_a_call_that_fails_or_crashes_says_which_one_of_the_sequence() -> None:
     answers: list[Failed | None] = [Failed("RuntimeError", "no memory")]
 
     class Failing(HereWorker):
@@ -105,9 +93,9 @@ def test_a_call_that_fails_or_crashes_says_which_one_of_the_sequence(program: Pa
             return super().ask(command, answer, doing=doing, timeout=timeout)
 
     with replayed_here(Failing):
-        failed = verify(program, VerifyOptions(against="cases")).failure
+        failed = verify(artifact("decoder-program"), VerifyOptions(against="cases")).failure
         answers[0] = None
-        crashed = verify(program, VerifyOptions(against="cases")).failure
+        crashed = verify(artifact("decoder-program"), VerifyOptions(against="cases")).failure
     assert failed is not None
     assert failed.verdict == CallFailed("RuntimeError", "no memory", "call 2 (decode)")
     assert crashed is not None
