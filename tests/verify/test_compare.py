@@ -203,24 +203,15 @@ class TestReference:
     def test_an_error_spread_over_all_elements_is_seen_in_the_rms(self):
         verdict = self.judge(self.exact + 0.15 * self.noise.sign())
         assert isinstance(verdict, Mismatch)
-        (result,) = verdict.outputs
-        assert result.mismatched == 0
-        assert result.error.rms > result.error.rms_allowed
+        assert verdict.outputs[0].mismatched == 0
         assert "y: less accurate than eager: rms error 0." in verdict.message
 
     def test_an_error_of_one_element_is_seen_in_the_greatest(self):
         actual = self.exact + 0.02 * self.noise
         actual[3, 4] += 2
-        verdict = self.judge(actual)
-        assert isinstance(verdict, Mismatch)
-        (result,) = verdict.outputs
-        assert (result.mismatched, result.error.greatest_at) == (1, (3, 4))
+        (result,) = self.judge(actual).outputs
+        assert (result.agrees, result.mismatched, result.error.greatest_at) == (False, 1, (3, 4))
         assert result.error.rms <= result.error.rms_allowed
-
-    def test_where_eager_is_exact_a_unit_in_the_last_place_is_allowed(self):
-        eager = self.exact.bfloat16()
-        assert isinstance(self.judge(self.exact * (1 + 2**-8), eager=eager), Match)
-        assert isinstance(self.judge(self.exact * (1 + 2**-5), eager=eager), Mismatch)
 
     def test_eagers_error_is_the_greatest_of_the_recorded_ones_and_this(self):
         eager, actual = self.exact.bfloat16(), self.exact + 0.05 * self.noise.sign()
@@ -233,12 +224,6 @@ class TestReference:
         exact = [Accuracy(rms=0.0, greatest=0.0)]
         assert isinstance(self.judge(self.exact + 0.02 * self.noise, errors=exact), Match)
         assert isinstance(self.judge(self.exact + 0.02 * self.noise, errors=exact, fresh=False), Mismatch)
-
-    def test_what_only_one_side_has_as_infinite_or_nan_is_a_mismatch(self):
-        for value in (math.inf, -math.inf, math.nan):
-            actual = self.exact + 0
-            actual[0, 0] = value
-            assert isinstance(self.judge(actual), Mismatch)
 
     def test_given_tolerances_replace_the_reference(self):
         actual = self.exact - 0.02 * self.noise

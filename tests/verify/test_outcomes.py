@@ -59,7 +59,8 @@ def test_a_gradient_that_nothing_shows_is_not_said_to_be_right() -> None:
     assert "off by 0.02" in str(dataclasses.replace(GRADIENT, wrong=False))
 
 
-def test_there_is_an_example_of_every_verdict():
+def test_there_is_an_example_of_every_verdict_and_each_has_a_kind_of_its_own():
+    assert len({example.kind for example in EXAMPLES}) == len(EXAMPLES)
     assert {type(example) for example in EXAMPLES} == set(typing.get_args(outcomes.Verdict))
 
 
@@ -69,17 +70,9 @@ def test_every_verdict_has_a_message_and_a_documented_exit_code(verdict):
     assert verdict.exit_code in EXIT_CODES
 
 
-def test_kinds_are_distinct():
-    kinds = [example.kind for example in EXAMPLES]
-    assert len(set(kinds)) == len(kinds)
-
-
 def test_each_way_to_fail_has_an_exit_code_of_its_own():
-    shared = (
-        outcomes.LoadFailed,
-        outcomes.WrongStructure,
-        outcomes.NotRefused,
-    )  # an answer where none is right is a wrong one
+    # An answer where none is right is a wrong one.
+    shared = (outcomes.LoadFailed, outcomes.WrongStructure, outcomes.NotRefused)
     failing = [e for e in EXAMPLES if e.exit_code and not isinstance(e, shared)]
     assert len({e.exit_code for e in failing}) == len(failing)
     assert {e.exit_code for e in EXAMPLES} - {0} == {1, 3} | set(range(10, 22))
