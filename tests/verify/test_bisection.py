@@ -18,6 +18,7 @@ from exportkit.package import manifest as m
 from exportkit.verify.bisect_commands import CutPoint
 from exportkit.verify.cut_program import cut_after, cut_points, own_values, values_after
 from exportkit.verify.located import Located, NodeError, Outcome, bisect
+from tests.export.function_models import FunctionModel
 from tests.fixtures import stable_library
 from tests.verify.verify_artifacts import write_artifact
 from tests.verify.verify_models import STATE
@@ -118,15 +119,9 @@ def test_a_cut_computes_what_the_whole_graph_does_up_to_there() -> None:
         assert not later & {node.name for node in cut.graph.nodes}
 
 
-class Mapped(torch.nn.Module):
-    """A function of rows, as a mask of flex_attention is one of places."""
-
-    def forward(self, x):
-        return torch.vmap(lambda row: row.exp() / row.sum())(x * 2) + 1
-
-
 def test_a_graph_is_not_cut_inside_of_vmap() -> None:
-    program = torch.export.export(Mapped(), (torch.ones(4, 3),))
+    mapped = FunctionModel(lambda x: torch.vmap(lambda row: row.exp() / row.sum())(x * 2) + 1)
+    program = torch.export.export(mapped, (torch.ones(4, 3),))
     points = cut_points(program)
     inside = {"exp", "sum_1"} & {node.name for node in program.graph.nodes}
     assert {point.name for point in points} >= {"mul", "add"}
@@ -139,12 +134,6 @@ def test_a_graph_is_not_cut_inside_of_vmap() -> None:
 
 
 # --- an operator in the middle of a graph -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def wrong() -> Path:
-    """A build of the operator whose answers are wrong by one percent."""
-    return stable_library.build(FOLDER / "doubling.cpp", None, "-DFACTOR=2.02f", name="doubling_wrong")
 
 
 @pytest.fixture
@@ -161,7 +150,8 @@ def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_artifact(tmp_path / "chain.pt2", Chain(), cases, source=MODEL, state_sha256=STATE, operators=operators)
 
 
-def test_a_wrong_kernel_is_found_at_its_node(chain: Path, wrong: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_kernel_is_found_at_its_node(chain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = stable_library.build(FOLDER / "doubling.cpp", None, "-DFACTOR=2.02f", name="doubling_wrong")
     arguments = ["verify", str(chain), "--against", "cases", "--op-library", str(wrong), "--bisect", "--json"]
     arguments += ["--model", MODEL, "--case", "1"]
     code = main(arguments)

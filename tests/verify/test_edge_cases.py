@@ -46,26 +46,18 @@ from exportkit.verify.options import VerifyOptions
 from exportkit.verify.replay_worker import Replay, handlers
 from exportkit.verify.verify import verify
 
-from tests.verify.told_worker import Told
+from tests.verify.told_worker import HereWorker
 
-class Here(Told):
-    handlers, loaded, alive = handlers(Replay()), [], True
+ONCE, LOADED = handlers(Replay()), []
+
+def load_once(command):  # the library tells from its environment what is injected
+    if not LOADED:
+        LOADED.append(ONCE[LoadArtifact](command))
+    return LOADED[0]
+
+class Here(HereWorker):
     def __init__(self, module, **options):
-        pass
-    def tell(self, command):
-        if type(command) is LoadArtifact and self.loaded:  # the library tells from its environment what is injected
-            self.done = self.loaded[0]
-            return
-        self.done = self.handlers[type(command)](command)
-        if type(command) is LoadArtifact:
-            self.loaded.append(self.done)
-    def hear(self, answer, **options):
-        return self.done
-    def ask(self, command, answer, **options):
-        self.tell(command)
-        return self.done
-    def close(self):
-        pass
+        self._handlers, self.alive = {**ONCE, LoadArtifact: load_once}, True
 
 library, out = map(Path, sys.argv[1:3])
 export_program(resolve("tests/verify/faulty_models.py:looks", op_libraries=[library]), out)

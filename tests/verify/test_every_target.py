@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import pytest
 
-from exportkit.cli import main
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.manifest import Target
 from exportkit.spec import FORWARD
 from tests.artifacts import ROOT, artifact
+from tests.commands import run
 
 # Of the same shape, and added at different places: exchanged, they give another answer.
 EXCHANGED = {"norm.bias": "norm.running_mean", "norm.running_mean": "norm.bias"}
@@ -43,31 +42,18 @@ def broken(target: Target) -> Target:
     return msgspec.structs.replace(target, constants={FORWARD: {**target.constants[FORWARD], **EXCHANGED}})
 
 
-class Said(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Command = Callable[..., Said]
-
-
-@pytest.fixture
-def exportkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command, where the model's source is found."""
-    monkeypatch.chdir(ROOT)
-    return lambda *arguments: Said(main([str(argument) for argument in arguments]), *capsys.readouterr())
-
-
 @pytest.fixture(scope="module")
 def one_broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return rebuilt(tmp_path_factory.mktemp("targets") / "one.pt2", broken)
 
 
-def test_a_wrong_value_of_a_target_that_is_not_the_best_one_is_found(one_broken: Path, exportkit: Command) -> None:
-    result = exportkit("verify", one_broken, "--model", MODEL, "--shapes", 2, "--json")
-    assert result.returncode == 1, result.stderr
-    report = json.loads(result.stdout)
+def test_a_wrong_value_of_a_target_that_is_not_the_best_one_is_found(
+    one_broken: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)  # where the model's source is found
+    code, out, err = run(capsys, "verify", one_broken, "--model", MODEL, "--shapes", 2, "--json")
+    assert code == 1, err
+    report = json.loads(out)
     assert [target["name"] for target in report["targets"]] == ["cpu_x86_64_v4", "cpu_x86_64_v3"]
     assert all(target["load_seconds"] > 0 and target["left_out"] is None for target in report["targets"])
     kinds: dict[str, set[tuple[str, str]]] = {"cpu_x86_64_v4": set(), "cpu_x86_64_v3": set()}
@@ -79,10 +65,10 @@ def test_a_wrong_value_of_a_target_that_is_not_the_best_one_is_found(one_broken:
     }
 
 
-def test_what_is_printed_says_of_which_target_it_is(one_broken: Path, exportkit: Command) -> None:
-    result = exportkit("verify", one_broken, "--against", "cases")
-    assert result.returncode == 1, result.stderr
-    good, bad = result.stdout.split("\n  cpu_x86_64_v3 on cpu, loaded in ")
+def test_what_is_printed_says_of_which_target_it_is(one_broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "verify", one_broken, "--against", "cases")
+    assert code == 1, err
+    good, bad = out.split("\n  cpu_x86_64_v3 on cpu, loaded in ")
     assert "cpu_x86_64_v4 on cpu, loaded in " in good
     assert "FAIL" not in good
     assert "ok" not in bad.partition("cases, case 0")[0].split()

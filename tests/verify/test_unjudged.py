@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from exportkit import ExportSpec
-from exportkit.cli import main
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.call_signature import describe_call
@@ -24,6 +22,7 @@ from exportkit.verify.compare import Reference, compare_outputs
 from exportkit.verify.cut_program import cut_after, cut_points, values_after
 from exportkit.verify.eager_decisions import EagerDecisions
 from exportkit.verify.outcomes import Match, Mismatch, Unjudged
+from tests.commands import run
 from tests.fixtures import stable_library
 
 FOLDER = Path(__file__).parent
@@ -139,52 +138,22 @@ def test_a_graph_that_takes_decisions_computes_all_else_and_the_decisions_too() 
     assert torch.equal(answers["sum_1"], expected["count"])
 
 
-@pytest.fixture(scope="module")
-def routed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact of a model that calls an operator with what rounding has chosen."""
-    library = stable_library.build(FOLDER / "doubling.cpp")
-    path = tmp_path_factory.mktemp("routed") / "routed.pt2"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DOUBLING_LIBRARY", str(library))
-        load_library(library, defines=["doubling"])
-        options = ["--input", "x=float32[16,8]", "--dynamic", "x:0=rows[2:32]", "--format", "program", "--cases", "2"]
-        assert main(["export", MODEL, *options, "--op-library", str(library), "-o", str(path)]) == 0
-    return path
-
-
-@pytest.fixture
-def verified(
-    routed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., dict[str, Any]]:
-    """Verifies it with another build of the operator."""
-    monkeypatch.setenv("DOUBLING_LIBRARY", str(stable_library.build(FOLDER / "doubling.cpp")))
-
-    def verify(factor: str, *options: str) -> dict[str, Any]:
-        name = f"doubling_by_{factor.replace('.', '_')}"
-        library = stable_library.build(FOLDER / "doubling.cpp", None, f"-DFACTOR={factor}f", name=name)
-        arguments = ["verify", str(routed), "--op-library", str(library), "--against", "cases", "--json", *options]
-        code = main(arguments)
-        said = json.loads(capsys.readouterr().out)
-        assert code == said["exit_code"]
-        return said
-
-    return verify
-
-
 @pytest.mark.slow
-def test_a_wrong_node_is_found_where_the_output_cannot_be_judged(verified: Callable[..., dict[str, Any]]) -> None:
-    said = verified("2.02", "--bisect", "--model", MODEL)
-    assert said["exit_code"] == 21
+def test_a_wrong_node_is_found_where_the_output_cannot_be_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library, path = stable_library.build(FOLDER / "doubling.cpp"), tmp_path / "routed.pt2"
+    monkeypatch.setenv("DOUBLING_LIBRARY", str(library))
+    load_library(library, defines=["doubling"])
+    options = ["--input", "x=float32[16,8]", "--dynamic", "x:0=rows[2:32]", "--format", "program", "--cases", "2"]
+    assert run(capsys, "export", MODEL, *options, "--op-library", library, "-o", path)[0] == 0
+    wrong = stable_library.build(FOLDER / "doubling.cpp", None, "-DFACTOR=2.02f", name="doubling_wrong")
+    options = ["--against", "cases", "--json", "--bisect", "--model", MODEL]
+    code, out, _ = run(capsys, "verify", path, "--op-library", wrong, *options)
+    said = json.loads(out)
+    assert code == said["exit_code"] == 21
     unjudged = {o["name"] for o in said["checks"][0]["verdict"]["outputs"] if o["moves"]}
     assert unjudged == {"routed"}
     found = said["bisection"]
     assert (found["node"]["operator"], found["exact"]) == ("doubling.twice.default", True)
     assert {error["name"] for error in found["errors"]} == {found["node"]["name"]}
-
-
-@pytest.mark.slow
-def test_an_answer_further_off_than_eager_moves_is_wrong(verified: Callable[..., dict[str, Any]]) -> None:
-    said = verified("20.0")
-    assert said["exit_code"] == 1
-    assert {check["verdict"]["kind"] for check in said["checks"]} == {"mismatch"}
-    assert all("stable" not in check["verdict"]["message"] for check in said["checks"])
