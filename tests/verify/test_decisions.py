@@ -132,13 +132,6 @@ def eager(report):
     return [check.verdict for check in report.checks if check.against == "eager"]
 
 
-def test_everything_right_is_exit_code_0(run):
-    report = run()
-    assert [type(check.verdict) for check in report.checks] == [outcomes.Match] * 3
-    assert report.exit_code == 0
-    assert run.worker.started == ["replay", "eager"]
-
-
 @pytest.mark.parametrize(
     ("outputs", "says"),
     [
@@ -159,10 +152,19 @@ def test_a_case_that_does_not_fit_is_a_bad_package_and_the_others_are_compared(r
     assert report.exit_code == 3
 
 
-@pytest.mark.parametrize(("against", "started"), [("cases", ["replay"]), ("eager", ["replay", "eager"])])
-def test_only_what_was_asked_for_is_done(run, against, started):
+@pytest.mark.parametrize(
+    ("against", "compared", "started"),
+    [
+        ("cases", ["cases"], ["replay"]),
+        ("eager", ["eager", "eager"], ["replay", "eager"]),
+        ("both", ["cases", "eager", "eager"], ["replay", "eager"]),
+    ],
+)
+def test_only_what_was_asked_for_is_done(run, against, compared, started):
     report = run(options=VerifyOptions(against=against, shapes=2))
-    assert {check.against for check in report.checks} == {against}
+    assert [check.against for check in report.checks] == compared
+    assert {type(check.verdict) for check in report.checks} == {outcomes.Match}
+    assert report.exit_code == 0
     assert run.worker.started == started
 
 
@@ -207,12 +209,9 @@ def test_each_answer_has_its_verdict_and_its_exit_code(run, script, verdict, say
     assert report.exit_code == code
 
 
-def test_eager_that_cannot_be_imported_fails_where_nothing_else_was_compared(run, without_cases):
+def test_eager_that_is_not_there_fails_where_it_is_all_or_the_caller_named_it(run, without_cases):
     assert run(options=VerifyOptions(against="eager"), eager_make=NOT_FOUND).exit_code == 16
     assert run(without_cases, eager_make=NOT_FOUND).exit_code == 16
-
-
-def test_a_model_that_the_caller_names_and_that_is_not_there_is_no_success(run):
     named = VerifyOptions(eager=ReferenceModel("models:misspelt"))
     assert run(options=named, eager_make=NOT_FOUND).exit_code == 16
 

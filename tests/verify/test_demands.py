@@ -153,16 +153,6 @@ def test_a_package_that_fails_leaves_neither_package_nor_signature(tmp_path: Pat
 
 
 @pytest.mark.process
-def test_signed_artifacts_become_a_signed_package_under_a_policy(genuine: Path, tmp_path: Path, release: Signer):
-    require(release)
-    output = tmp_path / "out.pt2"
-    _, report = build_package([genuine], output, signing(release))
-    assert report is not None
-    assert [type(check.verdict) for check in report.checks] == [Match]
-    assert verify(output, CASES).exit_code == 0
-
-
-@pytest.mark.process
 def test_the_process_that_runs_it_takes_no_other_package_without_a_signature(tmp_path: Path, release: Signer):
     """One that took its place under its name, say."""
     path = write_artifact(tmp_path / "artifact.pt2", Affine(), [(X, right(X))])
