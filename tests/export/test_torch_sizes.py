@@ -15,15 +15,7 @@ from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.option_parsing import parse_expression, parse_places, parse_ranges
 from exportkit.export.models.resolve import resolve
 from exportkit.export.models.resolved import EagerModel, SavedProgram
-from exportkit.export.sizes.shapes import (
-    MAX_SIZE,
-    DynamicSizes,
-    Symbols,
-    dynamic_sizes,
-    merge_shapes,
-    torch_dimensions,
-    torch_shape,
-)
+from exportkit.export.sizes.shapes import MAX_SIZE, dynamic_sizes, merge_shapes
 from exportkit.export.sizes.size_changes import sizes_as_texts
 from exportkit.export.sizes.torch_sizes import plain_shapes
 from exportkit.export.trace.saved_program import trace_saved
@@ -35,7 +27,7 @@ from tests.export.function_models import CPU, spec_of, traced
 # --- of the command line ---------------------------------------------------------------------------------------------
 
 
-IMAGE = {"image": (2, 3, 64, 80), "query": (2, 24)}
+IMAGE = {"image": (2, 3, 64, 80), "query": (2, 24), "few": (1, 0)}
 
 
 @pytest.mark.parametrize(
@@ -53,36 +45,34 @@ def test_a_size_is_a_name_or_a_multiple_of_one_with_or_without_its_range(text, s
     assert parse_expression(text) == (size, ends)
 
 
-@pytest.mark.parametrize("text", ["", "1", "[1:2]", "n[1]", "n[a:b]", "n*16", "n*m", "0x2*n", "n[3:3]", "0*n[1:2]"])
-def test_what_is_no_size_is_refused_with_the_text_that_was_given(text) -> None:
-    with pytest.raises(UsageError, match=r"size|range"):
-        parse_expression(text)
-
-
-def test_places_of_the_command_line_are_taken_apart() -> None:
-    assert parse_places(["image:0=batch[1:64]", "image:2=16*gh[8:96]", "batch.mask:1=t[1:4]"]) == {
-        "image": {0: "batch[1:64]", 2: "16*gh[8:96]"},
-        "batch.mask": {1: "t[1:4]"},
-    }
-
-
-@pytest.mark.parametrize("text", ["image", "image:0", "image=n[1:2]", "image:x=n[1:2]", ":0=n[1:2]", "image:0="])
-def test_a_place_that_cannot_be_read_says_the_form(text) -> None:
-    with pytest.raises(UsageError, match=r"NAME:DIM="):
-        parse_places([text])
-
-
-def test_a_place_given_twice_is_refused() -> None:
-    with pytest.raises(UsageError, match="twice"):
-        parse_places(["image:0=a[1:2]", "image:0=b[1:2]"])
+@pytest.mark.parametrize(
+    ("read", "texts", "says"),
+    [
+        (
+            parse_expression,
+            ["", "1", "[1:2]", "n[1]", "n[a:b]", "n*16", "n*m", "0x2*n", "n[3:3]", "0*n[1:2]"],
+            "size|range",
+        ),
+        (lambda text: parse_places([text]), ["image", "image:0", "image=n[1:2]", ":0=n[1:2]", "image:0="], "NAME:DIM="),
+        (lambda text: parse_places([text, text]), ["image:0=a[1:2]"], "twice"),
+        (
+            lambda text: parse_ranges([text]),
+            ["length", "length=4", "length=4:2", "length=a:b", "2n=1:4"],
+            "NAME=MIN:MAX",
+        ),
+    ],
+)
+def test_what_cannot_be_read_says_the_form(read, texts, says) -> None:
+    for text in texts:
+        with pytest.raises(UsageError, match=says):
+            read(text)
 
 
 def test_the_command_line_replaces_the_spec_place_by_place() -> None:
     spec = {"image": {0: "batch[1:64]", 2: "16*gh[8:96]"}, "query": {0: "batch"}}
-    assert merge_shapes(spec, {"image": {0: "batch[1:8]"}}) == {
-        "image": {0: "batch[1:8]", 2: "16*gh[8:96]"},
-        "query": {0: "batch"},
-    }
+    given = parse_places(["image:0=batch[1:8]", "batch.mask:1=t[1:4]"])
+    image = {0: "batch[1:8]", 2: "16*gh[8:96]"}
+    assert merge_shapes(spec, given) == {"image": image, "query": {0: "batch"}, "batch.mask": {1: "t[1:4]"}}
 
 
 def test_one_name_is_one_number_with_one_range() -> None:
@@ -102,6 +92,9 @@ def test_one_name_is_one_number_with_one_range() -> None:
         ({"image": {2: "48*n[1:4]"}}, "image:2 is 64 .* not 48"),
         ({"image": {2: "n[1:99]", 3: "n"}}, "`n` is 64 elsewhere .* 80"),
         ({"image": {0: "n-2[1:9]"}}, "would be -1"),
+        ({"image": {1: "8"}}, "image:1 is 3 in the example inputs, and image:1=8 would fix it at another size"),
+        ({"few": {0: "n[1:4]"}}, "constants"),  # torch takes it for one
+        ({"few": {1: "n[0:4]"}}, "constants"),
     ],
 )
 def test_sizes_that_do_not_fit_the_example_inputs_are_refused(shapes, message) -> None:
@@ -109,62 +102,34 @@ def test_sizes_that_do_not_fit_the_example_inputs_are_refused(shapes, message) -
         dynamic_sizes(shapes, IMAGE)
 
 
-@pytest.mark.parametrize("actual", [0, 1])
-def test_an_example_of_size_0_or_1_is_refused_before_torch_takes_it_for_a_constant(actual) -> None:
-    with pytest.raises(UsageError, match="constants"):
-        dynamic_sizes({"x": {0: "n[0:4]"}} if actual == 0 else {"x": {0: "n[1:4]"}}, {"x": (actual, 3)})
-
-
-class _Crop(torch.nn.Module):
-    def forward(self, x, y):
-        return x[1:], y.repeat_interleave(2, 0), x[:, None] + y[None, : 0 + 1, 0], torch.cat([x, y])
-
-
-def _symbols(sizes: DynamicSizes, module, args, shapes) -> tuple[Symbols, list]:
-    program = torch.export.export(module, args, dynamic_shapes=shapes)
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    inputs = [(name, tuple(values[name].shape)) for name in program.graph_signature.user_inputs]
-    return Symbols(inputs, sizes, program.range_constraints), [values[n] for n in program.graph_signature.user_outputs]
-
-
 def test_sizes_of_outputs_are_told_in_the_callers_dimensions() -> None:
-    shapes = {"x": {0: "n[3:9]"}, "y": {0: "4*m[1:5]"}}
-    args = (torch.rand(5, 3), torch.rand(8, 3))
-    sizes = dynamic_sizes(shapes, {"x": (5, 3), "y": (8, 3)})
-    dims = torch_dimensions(sizes)
-    symbols, outputs = _symbols(sizes, _Crop(), args, {name: torch_shape(sizes, dims, name) for name in ("x", "y")})
-    first = [symbols.size(output.shape[0]) for output in outputs]
-    assert first[0] == Size(dimension="n", offset=-1)
-    assert first[1] == Size(dimension="m", scale=8)
-    assert first[3] is None  # n + 4m is of two dimensions
+    def cropped(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x[1:], y.repeat_interleave(2, 0), torch.cat([x, y])
 
-
-def test_a_plain_number_that_is_not_the_examples_size_is_refused() -> None:
-    with pytest.raises(UsageError, match="x:0 is 4 in the example inputs, and x:0=8 would fix it at another size"):
-        dynamic_sizes({"x": {0: "8"}}, {"x": (4, 3)})
+    spec = spec_of(cropped, torch.rand(5, 3), torch.rand(8, 3), shapes={"x": {0: "n[3:9]"}, "y": {0: "4*m[1:5]"}})
+    (method,) = traced(spec, cases=1, edge_cases=False).methods
+    sizes = [output.shape[0] for output in method.call.outputs]
+    assert sizes == [Size(dimension="n", offset=-1), Size(dimension="m", scale=8), None]  # the last has two dimensions
 
 
 # --- of torch.export -------------------------------------------------------------------------------------------------
 
 
-class Nested(torch.nn.Module):
+def step(x: Tensor, past: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """A step of a decoder, whose cache is nested."""
-
-    def forward(self, x: Tensor, past: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        return x @ past[0][0].transpose(-1, -2), [(torch.cat([a, x], -2), b) for a, b in past]
+    return x @ past[0][0].transpose(-1, -2), [(torch.cat([a, x], -2), b) for a, b in past]
 
 
 def paired(x: Tensor, y: Tensor) -> Tensor:
     return x.view(x.shape[0], -1, 2, 3).sum(2) + y
 
 
-class Variadic(torch.nn.Module):
-    def forward(self, x: Tensor, *rest: Any, **others: Any) -> Tensor:
-        return x.sum(1) + rest[0].sum(1) * rest[1] + others["more"]["a"].sum(1)
+def variadic(x: Tensor, *rest: Any, **others: Any) -> Tensor:
+    return x.sum(1) + rest[0].sum(1) * rest[1] + others["more"]["a"].sum(1)
 
 
 def nested(shapes: Any) -> ExportSpec:
-    return spec_of(Nested(), torch.randn(2, 1, 4), [(torch.randn(2, 7, 4), torch.randn(2, 7, 4))], shapes=shapes)
+    return spec_of(step, torch.randn(2, 1, 4), [(torch.randn(2, 7, 4), torch.randn(2, 7, 4))], shapes=shapes)
 
 
 def pair(shapes: Any) -> ExportSpec:
@@ -210,7 +175,7 @@ def test_parts_of_variadic_parameters_have_sizes_by_their_own_names_or_as_in_tor
     more = {"more": {"a": {0: BATCH}}}
     by_torch = {"x": {0: BATCH}, "rest": ({0: BATCH}, None), "others": more | {"flag": None}}
     for shapes in (names, by_torch, tuple(by_torch.values()), {"x": (BATCH, None), "rest_0": {0: BATCH}} | more):
-        spec = ExportSpec(model=Variadic(), example_inputs=inputs, example_kwargs=keywords, dynamic_shapes=shapes)
+        spec = spec_of(variadic, *inputs, example_kwargs=keywords, shapes=shapes)
         assert sizes_of(spec) == names
 
 
@@ -319,12 +284,6 @@ def test_what_does_not_fit_the_inputs_names_the_place(shapes: Any, message: str)
 def test_another_structure_than_the_arguments_says_what_there_is() -> None:
     with pytest.raises(UsageError, match=r"gives past .* it holds 0(.|\n)*name its tensors: past\.0"):
         plain_shapes(nested({"x": None, "past": {0: BATCH}}))
-
-
-@pytest.mark.parametrize("ranges", ["length", "length=4", "length=4:2", "length=a:b", "2n=1:4"])
-def test_a_range_that_cannot_be_read_says_the_form(ranges: str) -> None:
-    with pytest.raises(UsageError, match="NAME=MIN:MAX"):
-        parse_ranges([ranges])
 
 
 def test_a_range_by_name_replaces_every_declared_one_and_must_have_a_name() -> None:
