@@ -29,7 +29,7 @@ from exportkit.export.models.source_lines import user_frame
 from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes, merge_shapes
 from exportkit.export.sizes.size_changes import changes_between
 from exportkit.export.trace import size_search
-from exportkit.export.trace.draft import TRIES, Draft, draft_of, suggested_changes, with_changes
+from exportkit.export.trace.draft import TRIES, draft_of, suggested_changes, with_changes
 from exportkit.export.trace.explain import explain_refusal, raised_text
 from exportkit.export.trace.judged_sizes import export_judged
 from exportkit.export.trace.size_search import sizes_that_trace
@@ -65,11 +65,10 @@ def added(x: Tensor, y: Tensor) -> Tensor:
 X, Y = torch.rand(4, 3), torch.rand(4, 3)
 
 
-@pytest.mark.slow_but("fixed", "equal", "follows")
+@pytest.mark.slow_but("equal", "apart")
 @pytest.mark.parametrize(
     ("function", "inputs", "shapes", "needs", "options"),
     [
-        (plus_rows, (X,), {"x": {0: "batch[1:8]"}}, "`return x + torch.ones(4, 3)` needs x:0 == 4", ["x:0=4"]),
         (lambda x: x * 2 if x.shape[0] > 5 else x, (X,), {"x": {0: "n[1:8]"}}, "needs x:0 <= 5", ["x:0=n[1:5]"]),
         # A value within the range bounds it.
         (
@@ -79,21 +78,13 @@ X, Y = torch.rand(4, 3), torch.rand(4, 3)
             "needs x:0 - 1 != 1",
             ["x:0=n[3:9]"],
         ),
-        (
-            lambda image: image.reshape(image.shape[0], image.shape[1] // 16, 16, 8),
-            (torch.rand(2, 64, 8),),
-            {"image": {0: "batch[1:8]", 1: "h[32:128]"}},
-            "`h` (image:1)",
-            ["image:1=16*h[2:8]"],
-        ),
         (added, (X, Y), {"x": {0: "a[1:8]"}, "y": {0: "b[1:8]"}}, "x:0 == y:0", ["y:0=a[1:8]"]),
         # One name for ranges that differ has the sizes of both.
         (added, (X, Y), {"x": {0: "a[1:8]"}, "y": {0: "b[2:64]"}}, "x:0 == y:0", ["x:0=a[2:8]", "y:0=a[2:8]"]),
-        (added, (X, Y), {"x": {0: "a[1:8]"}}, "`return x + y` needs x:0 == 4", ["y:0=a[1:8]"]),
         # Equal sizes that have nothing to do with each other stay apart.
         (lambda x, y: plus_rows(x).sum() + y.sum(), (X, torch.rand(4, 5)), {"x": {0: "a[1:8]"}}, "== 4", ["x:0=4"]),
     ],
-    ids=["fixed", "branch", "value", "multiple", "equal", "ranges", "follows", "apart"],
+    ids=["branch", "value", "equal", "ranges", "apart"],
 )
 def test_a_refusal_of_sizes_names_the_line_and_the_sizes_with_which_torch_traces(
     function: Callable[..., Tensor], inputs: tuple[Tensor, ...], shapes: Shapes, needs: str, options: list[str]
@@ -194,21 +185,10 @@ def short(x: Tensor) -> Tensor:
     return x if x.shape[0] <= 5 else x * 2
 
 
-def test_a_sound_model_has_no_findings() -> None:
-    assert draft_of(eager(added, X, Y), TraceOptions()) == Draft(())
-
-
-@pytest.mark.parametrize(
-    ("model", "dynamic"),
-    [
-        (eager(rows, torch.rand(64, 3), x={0: "n[8:100]"}), ("x:0=8*n[1:12]",)),
-        (eager(added, X, Y, x={0: "a[1:8]"}, y={0: "b[1:8]"}), ("y:0=a[1:8]",)),
-    ],
-)
-def test_ties_and_multiples_are_applied_unasked(model: EagerModel, dynamic: Sequence[str]) -> None:
-    changes = suggested_changes(model, TraceOptions(), allow_narrowing=False)
-    options = with_changes(TraceOptions(), changes)
-    assert options.dynamic == dynamic
+def test_sizes_that_are_equal_are_tied_unasked() -> None:
+    model = eager(added, X, Y, x={0: "a[1:8]"}, y={0: "b[1:8]"})
+    options = with_changes(TraceOptions(), suggested_changes(model, TraceOptions(), allow_narrowing=False))
+    assert options.dynamic == ("y:0=a[1:8]",)
     assert suggested_changes(model, options, allow_narrowing=False) == ()  # the model traces with them
 
 
@@ -267,12 +247,6 @@ def test_what_counts_as_narrowing(before: str, after: str, narrows: bool) -> Non
     old, new = (dynamic_sizes({"x": {0: text}}, examples) for text in (before, after))
     (change,) = changes_between(old, new, examples)
     assert (change.place, change.before, change.after, change.narrows) == ("x:0", before, after, narrows)
-
-
-def test_a_changed_place_replaces_the_option_given_for_it() -> None:
-    (change,) = changes_between(dynamic_sizes({"x": {0: "n[1:8]"}}, {"x": (4, 3)}), DynamicSizes(), {"x": (4, 3)})
-    options = with_changes(TraceOptions(dynamic=("x:0=n[1:8]", "x:1=m[1:8]")), [change])
-    assert options.dynamic == ("x:1=m[1:8]", "x:0=4")
 
 
 def test_the_search_ends_after_the_tries_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +308,6 @@ def test_the_command_applies_what_it_suggests_and_says_so(tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "Give --output FILE, or --draft"),
         (["--draft", "-o", "x.pt2"], "Give --output FILE, or --draft"),
         (["--draft", "--apply-suggested-fixes"], "give one of them"),
         (["-o", "x.pt2", "--allow-narrowing"], "--allow-narrowing is for --apply-suggested-fixes"),
