@@ -33,10 +33,7 @@ def patches(width: int = 6) -> ExportSpec:
     return ExportSpec(
         model=Patches(width),
         example_inputs=(torch.rand(2, 3, 40, 56), torch.randn(2, width)),
-        dynamic_shapes={
-            "image": {0: "batch[1:16]", 2: "8*rows[2:32]", 3: "8*columns[2:32]"},
-            "query": {0: "batch"},
-        },
+        dynamic_shapes={"image": {0: "batch[1:16]", 2: "8*rows[2:32]", 3: "8*columns[2:32]"}, "query": {0: "batch"}},
     )
 
 
@@ -59,10 +56,7 @@ def quantize() -> ExportSpec:
     return ExportSpec(
         model=Quantize(),
         example_inputs=(torch.randn(3, 5, 40), torch.randn(3, 5, 40)),
-        dynamic_shapes={
-            "x": {0: "batch[1:16]", 1: "length[1:64]"},
-            "bias": {0: "batch", 1: "length"},
-        },
+        dynamic_shapes={"x": {0: "batch[1:16]", 1: "length[1:64]"}, "bias": {0: "batch", 1: "length"}},
     )
 
 
@@ -104,15 +98,6 @@ class Dropout(torch.nn.Module):
 
 
 dropout = Dropout()
-number = 3
-
-
-def raising() -> None:
-    raise RuntimeError("no licence")
-
-
-def leaving() -> None:
-    raise SystemExit(0)
 
 
 def not_a_model() -> int:
