@@ -16,10 +16,9 @@ from exportkit.export.compile.aot_inductor import called_operators, torch_that_c
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.program_file import load_program
 from exportkit.export.models.resolve import resolve
-from exportkit.export.models.resolved import EagerModel
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Dimension, Manifest, Size
-from exportkit.package.structure import flatten, unflatten
+from exportkit.package.structure import flatten
 from tests.artifacts import artifact, packaged
 from tests.export.function_models import spec_of
 from tests.subprocesses import run_python
@@ -27,10 +26,11 @@ from tests.subprocesses import run_python
 MODELS = str(Path(__file__).with_name("export_models.py"))
 
 
-@pytest.fixture(scope="session")
-def patches() -> Path:
+@pytest.fixture(scope="module")
+def manifest() -> Manifest:
     pytest.importorskip("exportkit.arr_coc.ops")
-    return artifact("patches")
+    with PackageReader(artifact("patches")) as reader:
+        return reader.manifest
 
 
 @pytest.fixture(scope="session")
@@ -38,9 +38,7 @@ def program() -> Path:
     return artifact("patches-program")
 
 
-def test_a_compiled_artifact_says_what_runs_it_and_what_it_calls(patches: Path) -> None:
-    with PackageReader(patches) as reader:
-        manifest = reader.manifest
+def test_a_compiled_artifact_says_what_runs_it_and_what_it_calls(manifest: Manifest) -> None:
     (target,) = manifest.targets
     assert (target.name, target.device, target.cpu_isa) == ("cpu_x86_64_v3", "cpu", "x86-64-v3")
     assert target.built_with_torch == str(torch.__version__)
@@ -51,40 +49,32 @@ def test_a_compiled_artifact_says_what_runs_it_and_what_it_calls(patches: Path) 
     assert manifest.name == "Patches"
 
 
-def test_the_call_is_the_modules_own(patches: Path) -> None:
-    with PackageReader(patches) as reader:
-        call = reader.manifest.call
+def test_the_call_is_the_modules_own(manifest: Manifest) -> None:
+    call = manifest.call
     assert [(p.name, p.kind) for p in call.parameters] == [("image", "positional"), ("query", "positional")]
-    assert call.inputs[0].shape == (
-        Size(dimension="batch"),
-        3,
-        Size(dimension="rows", scale=8),
-        Size(dimension="columns", scale=8),
-    )
+    sides = (Size(dimension=name, scale=8) for name in ("rows", "columns"))
+    assert call.inputs[0].shape == (Size(dimension="batch"), 3, *sides)
     assert call.dimensions[1] == Dimension(name="rows", min=2, max=32)
     shapes = {output.name: output.shape for output in call.outputs}
     assert shapes["best"] == (Size(dimension="batch"), None)
     assert [output.dtype for output in call.outputs] == ["int64", "float32", "float32"]
 
 
-def test_no_source_travels(patches: Path) -> None:
-    with PackageReader(patches) as reader:
+def test_no_source_travels() -> None:
+    with PackageReader(artifact("patches")) as reader:
         sources = {name: reader.read(name) for name in reader.names if name.endswith((".cpp", ".h", ".py"))}
         assert {name.rpartition("/")[2] for name in sources} == {"model.wrapper.cpp"}
         assert set(sources.values()) == {b""}
         assert sum(name.endswith(".so") for name in reader.names) == 1
 
 
-def test_constants_among_the_outputs_are_the_manifests_not_the_codes(patches: Path) -> None:
+def test_constants_among_the_outputs_are_the_manifests_not_the_codes(manifest: Manifest) -> None:
     """AOTInductor returns a tensor for each of them, and outputs are told apart by their place alone."""
-    with PackageReader(patches) as reader:
-        result = reader.manifest.call.result
-    assert [result.items[i].value for i in (1, 3)] == [8, None]
+    assert [manifest.call.result.items[i].value for i in (1, 3)] == [8, None]
 
 
-def test_cases_are_the_example_and_the_ends_of_every_range(patches: Path) -> None:
-    with PackageReader(patches) as reader:
-        sizes = [case.calls[0].sizes for case in reader.manifest.cases]
+def test_cases_are_the_example_and_the_ends_of_every_range(manifest: Manifest) -> None:
+    sizes = [case.calls[0].sizes for case in manifest.cases]
     names = ("batch", "rows", "columns")
     assert sizes[:3] == [dict(zip(names, each)) for each in ((2, 5, 7), (1, 2, 2), (16, 2, 2))]
 
@@ -127,9 +117,9 @@ def test_a_traced_program_refuses_other_sizes_and_dtypes(program: Path, tmp_path
         export_program(resolved, tmp_path / "x.pt2", TraceOptions(dtype="float16"))
 
 
-def test_a_compiled_artifact_is_no_program(patches: Path) -> None:
+def test_a_compiled_artifact_is_no_program() -> None:
     with pytest.raises(ModelNotFoundError, match=r"has compiled code \(cpu_x86_64_v3\)"):
-        resolve(str(patches))
+        resolve(str(artifact("patches")))
 
 
 def test_a_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
@@ -153,6 +143,8 @@ def test_nested_inputs_constants_and_keywords_are_recorded(tmp_path: Path) -> No
     assert [tensor.name for tensor in call.inputs] == ["batch.x", "offset"]
     assert [tensor.name for tensor in call.outputs] == ["0.total", "0.kept", "1.0"]
     result = spec.model(*spec.example_inputs, **spec.example_kwargs)
+    program = load_program(tmp_path / "structured.pt2").programs["forward"].module()
+    torch.testing.assert_close(program(*spec.example_inputs, **spec.example_kwargs)[0][1], result[0].kept)
     assert flatten(result, lambda leaf: isinstance(leaf, torch.Tensor))[0] == call.result
     assert manifest.source.model is None
 
@@ -294,54 +286,7 @@ def test_code_that_passes_a_dtype_to_an_operator_needs_torch_2_12(kind: str) -> 
 # --- Triton's operators are inside of the code, and need no library --------------------------------------------------
 
 
-@pytest.fixture
-def package(tmp_path: Path, device: torch.device) -> Path:
-    path = tmp_path / "quantize.pt2"
-    packaged(f"triton-{device.type}", path)
-    return path
-
-
-def manifest_of(package: Path) -> Manifest:
-    with PackageReader(package) as reader:
-        return reader.manifest
-
-
-def test_it_lists_no_operator_and_no_library(package: Path):
-    manifest = manifest_of(package)
-    assert manifest.operators == ()
-    assert manifest.libraries == ()
-
-
-@pytest.mark.cuda
-def test_its_kernels_are_in_the_archive(tmp_path: Path):
-    with PackageReader(artifact("triton-cuda")) as reader:
-        code = b"".join(reader.read(name) for name in reader.names if name.endswith((".so", ".cubin")))
-    for kernel in (b"softmax_rows", b"softmax_long_row", b"rms_norm_quantize_rows", b"add_elements"):
-        assert kernel in code, kernel
-
-
-def test_it_loads_in_plain_python(package: Path, device: torch.device, tmp_path: Path):
-    code = """
-import sys
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.startswith(("exportkit.arr_coc", "exportkit.export")):
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Absent())
-import torch, exportkit
-model = exportkit.load(sys.argv[1])
-for case in model.cases:
-    answer = model(*(argument.to(sys.argv[2]) for argument in case.args))
-    for name in ("softmax", "columns", "scale"):
-        torch.testing.assert_close(answer[name].cpu(), case.outputs[name].cpu(), rtol=1e-4, atol=1e-6)
-    assert (answer["quantized"].cpu() - case.outputs["quantized"].cpu().int()).abs().max() <= 1
-assert not hasattr(torch.ops.arr_coc_triton, "softmax")
-print(len(model.cases))
-"""
-    assert int(run_python(code, package, device, cwd=tmp_path)) > 0
-
-
-def test_torchs_own_loader_takes_it_where_there_is_no_exportkit(package: Path, device: torch.device, tmp_path: Path):
+def test_torchs_own_loader_takes_it_where_there_is_no_exportkit(device: torch.device, tmp_path: Path):
     code = """
 import sys, torch
 package, target, device = sys.argv[1:]
@@ -355,21 +300,13 @@ for batch in (1, 16):
 assert not [name for name in sys.modules if name.startswith("exportkit.runtime")]
 print("equal")
 """
-    (target,) = manifest_of(package).targets
+    package = tmp_path / "quantize.pt2"
+    manifest = packaged(f"triton-{device.type}", package)
+    assert (manifest.operators, manifest.libraries) == ((), ())
+    (target,) = manifest.targets
     assert run_python(code, package, target.name, device.type, cwd=tmp_path) == "equal\n"
 
 
 def test_a_program_of_them_travels_and_is_compiled_elsewhere():
     resolved = resolve(str(artifact("triton-program")))
     assert resolved.spec.model is not None
-
-
-def test_a_text_among_the_outputs_is_in_the_manifest_and_the_program_can_be_read(tmp_path: Path) -> None:
-    class Named(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> dict[str, object]:
-            return {"y": x * 2, "kind": "abc", "count": 3}
-
-    manifest = export_program(EagerModel(ExportSpec(Named(), (torch.ones(2),))), tmp_path / "x.pt2", TraceOptions())
-    assert unflatten(manifest.call.result, [None]) == {"y": None, "kind": "abc", "count": 3}
-    answer = load_program(tmp_path / "x.pt2").programs["forward"].module()(torch.ones(2))
-    torch.testing.assert_close(answer["y"], torch.full((2,), 2.0))
