@@ -152,8 +152,6 @@ RECIPES: Mapping[str, Recipe] = {
     "decoder-cuda": _STATE_GRAPHS,
     "selects-state-cuda": replace(_STATE_GRAPHS, model="tests/export/state_graph_models.py:selects"),
     "writes-cuda": replace(_STATE_GRAPHS, model="tests/export/state_graph_models.py:writes"),
-    # Methods over one nested cache, inputs that are written, and buffers that are assigned.
-    "writer": Recipe("tests/export/state_models.py:writer", ["tests/export/state_models.py"]),
     # Methods with state, and one with all of its buffers as state.
     "decoder": Recipe("tests/verify/state_models.py:decoder", ["tests/verify/state_models.py"]),
     "decoder-program": Recipe("tests/verify/state_models.py:decoder", ["tests/verify/state_models.py"], program=True),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -131,34 +130,6 @@ class Assigned(nn.Module):
 
 def assigned() -> ExportSpec:
     return ExportSpec(model=Assigned(), example_inputs=(torch.ones(3),), state=("old", "new"))
-
-
-class Writer(Decoder):
-    """A decoder that also writes into what it is given, and assigns to buffers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.assigned = Assigned()
-
-    def write(self, ids: Tensor, rows: list[Tensor], position: Tensor) -> tuple[Tensor, ...]:
-        embedded = self.embed(ids)
-        rows[0].index_copy_(0, position, embedded[:1])
-        rows[1].index_copy_(0, position, embedded[-1:])
-        return embedded, (rows[0] * rows[1]).sum(0), *self.assigned(embedded[0, :3])
-
-
-def writer() -> ExportSpec:
-    """Every way to write, in methods over one state."""
-    spec = decoder()
-    prefill, decode, embed = spec.methods.values()
-    inputs = (*embed.example_inputs, [torch.zeros(6, 8), torch.ones(6, 8)], torch.tensor([1]))
-    write = replace(embed, example_inputs=inputs, writes=("rows",))
-    return replace(
-        spec,
-        model=Writer(),
-        methods={"prefill": prefill, "write": write, "decode": decode},
-        state={**spec.state_dimensions, "assigned.*": None},
-    )
 
 
 class Tied(nn.Module):
