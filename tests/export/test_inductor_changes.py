@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -14,11 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._export.serde.serialize import GraphModuleSerializer
 from torch._inductor import config, sizevars
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.index_propagation import TypedExpr
-from torch._inductor.virtualized import V
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import gelu, scaled_dot_product_attention
 from torch.utils import _filelock
@@ -213,19 +210,6 @@ def test_an_export_does_not_wait_for_another_one_s_compiler(tmp_path: Path) -> N
         with other:
             assert other.is_locked
     assert _filelock.FileLock is type(held)
-
-
-def test_integers_that_a_call_leaves_to_their_defaults_are_written_down() -> None:
-    """tests/export/shapes_models.py compiles and runs such a call."""
-    serializer = GraphModuleSerializer(None, [])  # type: ignore[arg-type]  # it needs no signature here
-    with changed_inductor(), V.set_graph_handler(SimpleNamespace(device_type="cpu")):
-        (alpha,) = serializer.serialize_inputs(torch.ops.aten.index_add.default, ())
-        given = serializer.serialize_inputs(torch.ops.aten.index_add.default, (), {"alpha": 2})
-        none = serializer.serialize_inputs(torch.ops.aten.amax.default, ())
-    assert (alpha.name, alpha.arg.as_int) == ("alpha", 1)
-    assert [argument.arg.as_int for argument in given] == [2]
-    assert none == []
-    assert serializer.serialize_inputs(torch.ops.aten.index_add.default, ()) == []
 
 
 @pytest.mark.parametrize(
