@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from exportkit import ExportSpec
 from exportkit.export.artifact import export_aoti
-from exportkit.export.export_options import CompileOptions, TraceOptions
-from exportkit.export.models.resolved import EagerModel
+from exportkit.export.export_options import TraceOptions
 from exportkit.runtime.loader import load
 from tests.conftest import DEVICES
+from tests.export.function_models import spec_of
 
 pytestmark = pytest.mark.slow
 
@@ -23,12 +22,11 @@ _WAYS = [("bilinear", "zeros", True), ("bilinear", "zeros", False), ("bilinear",
 _WAYS += [("nearest", "reflection", True), ("bicubic", "zeros", True)]
 
 
-class Samples(torch.nn.Module):
-    def forward(self, image: Tensor, grid: Tensor) -> list[Tensor]:
-        return [
-            grid_sample(image, grid, mode=mode, padding_mode=padding, align_corners=corners)
-            for mode, padding, corners in _WAYS
-        ]
+def samples(image: Tensor, grid: Tensor) -> list[Tensor]:
+    return [
+        grid_sample(image, grid, mode=mode, padding_mode=padding, align_corners=corners)
+        for mode, padding, corners in _WAYS
+    ]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -37,11 +35,10 @@ def test_compiled_samples_are_eagers_at_nan_and_outside(device: str, tmp_path: P
     grid[0, :3, 0, 0] = torch.tensor([math.nan, math.inf, -math.inf])
     grid[1, 0, 0, 1] = math.nan
     batch = {0: "batch[1:4]"}
-    spec = ExportSpec(Samples(), (torch.rand(2, 3, 5, 7), torch.rand(2, 4, 6, 2)), dynamic_shapes=(batch, batch))
+    spec = spec_of(samples, torch.rand(2, 3, 5, 7), torch.rand(2, 4, 6, 2), shapes=(batch, batch))
     out = tmp_path / "samples.pt2"
-    options = TraceOptions(device=device, cases=2, edge_cases=False)
-    export_aoti(EagerModel(spec), out, options, CompileOptions())
+    export_aoti(spec, out, TraceOptions(device=device, cases=2, edge_cases=False))
     image[0, :, 0, 0] = math.nan  # which places outside must not meet
     image, grid = image.to(device), grid.to(device)
     with load(out, device) as model:
-        torch.testing.assert_close(model(image, grid), Samples()(image, grid), equal_nan=True)
+        torch.testing.assert_close(model(image, grid), samples(image, grid), equal_nan=True)

@@ -24,6 +24,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest, Weight
 from exportkit.runtime import runner
 from tests.artifacts import artifact
+from tests.export.function_models import FunctionModel
 from tests.export.weights_models import Weighted
 
 
@@ -184,34 +185,17 @@ def test_a_weight_that_the_code_does_not_take_is_kept_to_be_compared() -> None:
     assert all(weight.record for weight in weights.weights)
 
 
-class Dropping(torch.nn.Module):
-    """Computes with a layer, and drops what it gets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.dropped = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.dropped(x)
-        return self.used(x)
-
-
 def test_a_weight_whose_result_is_dropped_is_kept_nowhere_and_may_differ() -> None:
-    program = torch.export.export(Dropping(), (torch.rand(2, 4),))
-    records = {weight.name: weight.record for weight in ProgramWeights([program]).weights}
-    assert {name for name, record in records.items() if record is None} == {"dropped.weight", "dropped.bias"}
+    model = FunctionModel(lambda x: (model.dropped(x), model.used(x))[1])
+    model.used, model.dropped = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    weights = ProgramWeights([program_of(model, torch.rand(2, 4))]).weights
+    assert {weight.name for weight in weights if weight.record is None} == {"dropped.weight", "dropped.bias"}
 
 
 def test_weights_that_a_package_cannot_hold_are_named() -> None:
-    class Sparse(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mask", torch.eye(3).to_sparse())
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + 1
-
-    program = program_of(Sparse(), torch.randn(3))
+    model = FunctionModel(lambda x: x + 1)
+    model.mask = torch.nn.Buffer(torch.eye(3).to_sparse())
+    program = program_of(model, torch.randn(3))
     with pytest.raises(ExportError, match=r"cannot hold mask: float32 with the layout torch\.sparse_coo"):
         ProgramWeights([program])
 

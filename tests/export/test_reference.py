@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -108,22 +109,10 @@ def test_the_model_and_its_inputs_stay_as_they_are() -> None:
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
-class Layers(nn.Module):
-    """Linear layers in bfloat16."""
-
-    def __init__(self, width: int, number: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False).bfloat16() for _ in range(number))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return x
-
-
 def test_parameters_of_a_large_model_are_upcast_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = Layers(1024, 16), torch.randn(2, 1024).bfloat16()  # 34 MB, and 134 in float64
+    layers = [(nn.Linear(1024, 1024, bias=False), nn.Tanh()) for _ in range(16)]
+    model = nn.Sequential(*itertools.chain(*layers)).bfloat16()  # 34 MB, and 134 in float64
+    x = torch.randn(2, 1024).bfloat16()
     small = known(model, x)
     monkeypatch.setattr(upcast, "LARGE_BYTES", 1 << 20)
     live = Live()
