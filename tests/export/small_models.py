@@ -36,8 +36,5 @@ class Small(nn.Module):
 
 def small() -> ExportSpec:
     return ExportSpec(
-        model=Small(),
-        example_inputs=(torch.randn(2, 2, 16),),
-        dynamic_shapes={"x": {0: "batch[1:64]"}},
-        name="small",
+        model=Small(), example_inputs=(torch.randn(2, 2, 16),), dynamic_shapes={"x": {0: "batch[1:64]"}}, name="small"
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,18 +213,11 @@ def test_versions_and_sources_count(plain: str, tmp_path: Path, monkeypatch: pyt
 
 def test_the_kind_of_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated: there is a GPU."""
-
-    @dataclasses.dataclass
-    class Properties:
-        name: str = "one"
-        major: int = 9
-        minor: int = 0
-        multi_processor_count: int = 132
-
     traced, found = program(), set()
-    kinds = [Properties(), Properties(minor=1), Properties(name="another"), Properties(multi_processor_count=114)]
+    one = {"name": "one", "major": 9, "minor": 0, "multi_processor_count": 132}
+    kinds = [one, one | {"minor": 1}, one | {"name": "another"}, one | {"multi_processor_count": 114}]
     for kind in kinds:
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, kind=kind: kind)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, kind=kind: SimpleNamespace(**kind))
         found.add(compile_key(traced, torch.device("cuda"), OPTIONS, weights={}))
     assert len(found) == len(kinds)
 

@@ -9,16 +9,9 @@ import pytest
 import torch
 from torch._inductor import lowering
 
-from exportkit.errors import ExportError, UsageError
+from exportkit.errors import UsageError
 from exportkit.export.artifact import export_aoti
-from exportkit.export.compile.compile_failure import failed_nodes
-from exportkit.export.compile.eager_kernels import (
-    _is_callable,
-    _values,
-    check_places,
-    read_eager_kernels,
-    with_tensors,
-)
+from exportkit.export.compile.eager_kernels import _is_callable, _values, check_places, read_eager_kernels, with_tensors
 from exportkit.export.export_options import CompileOptions, TraceOptions
 from exportkit.package.archive import PackageReader
 from exportkit.package.compiled_with import compiled_with, leave_one
@@ -68,21 +61,6 @@ def test_a_conversion_is_compiled_even_where_all_kernels_are_eagers() -> None:
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     assert torch.ops.aten._to_copy.default in {node.target for node in nodes}
     assert {node.target for node in nodes if _is_callable(node.target, _values(node))} == {torch.ops.aten.add.Tensor}
-
-
-def test_the_node_that_failed_is_found_on_the_stack() -> None:
-    def raises(x: torch.Tensor) -> torch.Tensor:
-        raise ValueError("no")
-
-    graph = torch.fx.Graph()
-    node = graph.call_function(raises, (graph.placeholder("x"),))
-    graph.output(node)
-    with pytest.raises(ValueError, match="no") as caught:
-        torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(torch.ones(1))
-    outer = ExportError("AOTInductor could not compile the program")
-    outer.__cause__ = caught.value
-    assert failed_nodes(outer) == [node]
-    assert failed_nodes(ValueError("no")) == []
 
 
 def test_a_place_is_a_node_of_the_graph_that_calls_the_operator() -> None:

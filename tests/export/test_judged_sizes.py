@@ -76,12 +76,6 @@ def pooled(x: Tensor, k: int) -> Tensor:
     return F.interpolate(small, size=(x.shape[2], x.shape[3]), mode="bilinear") * x
 
 
-def unshuffled(x: Tensor, k: int) -> Tensor:
-    h, w = x.shape[2:]
-    x = F.pad(x, (0, -w % k, 0, -h % k))
-    return F.pixel_shuffle(F.pixel_unshuffle(x, k).tanh(), k)[..., :h, :w]
-
-
 def chunks(x: Tensor, k: int) -> Tensor:
     first, *others = x.chunk(2, dim=2 + k % 2)
     return torch.cat([*others, first], dim=2 + k % 2)
@@ -104,7 +98,7 @@ def skips(x: Tensor, k: int) -> Tensor:
     return x + up
 
 
-IMAGES = (pads_if_needed, pads_each_side, windows, whole_rows, strided, pooled, unshuffled, chunks, scanned, skips)
+IMAGES = (pads_if_needed, pads_each_side, windows, whole_rows, strided, pooled, chunks, scanned, skips)
 
 
 def taller_than(x: Tensor, k: int) -> Tensor:
