@@ -69,9 +69,7 @@ CAPABILITIES: Mapping[str, Capability] = {
         "the C++ runtime was not built, or there is no cmake",
     ),
     "triton": Capability(
-        has_triton,
-        "EXPORTKIT_REQUIRE_TRITON",
-        "there is no tritonserver, or its backend was not built",
+        has_triton, "EXPORTKIT_REQUIRE_TRITON", "there is no tritonserver, or its backend was not built"
     ),
 }
 
