@@ -21,7 +21,6 @@ from exportkit.export.export_options import CompileOptions, TraceOptions
 from exportkit.export.models.resolve import resolve
 from exportkit.export.record.host_copies import elements
 from exportkit.package.archive import PackageReader
-from exportkit.package.manifest import Manifest, Weight
 from exportkit.runtime import runner
 from tests.artifacts import artifact
 from tests.export.function_models import FunctionModel
@@ -34,15 +33,12 @@ def weighted() -> Iterator[PackageReader]:
         yield reader
 
 
-def by_name(manifest: Manifest) -> dict[str, Weight]:
-    return {weight.name: weight for weight in manifest.weights}
-
-
-def test_every_name_of_the_state_is_there_and_tied_ones_are_one_weight(weighted: PackageReader) -> None:
+def test_every_name_of_the_state_is_there_and_constants_are_marked(weighted: PackageReader) -> None:
     state = [weight for weight in weighted.manifest.weights if weight.state]
     assert {name for weight in state for name in (weight.name, *weight.aliases)} == Weighted().state_dict().keys()
     tied = [weight for weight in state if weight.aliases]
     assert [{weight.name, *weight.aliases} for weight in tied] == [{"mix", "tied"}]
+    assert [w.name.partition("@")[0] for w in weighted.manifest.weights if not w.state] == ["positions"]
 
 
 def test_records_are_the_elements_as_they_lie_in_memory(weighted: PackageReader) -> None:
@@ -56,7 +52,7 @@ def test_records_are_the_elements_as_they_lie_in_memory(weighted: PackageReader)
 
 
 def test_strides_are_the_models_own_and_gaps_are_closed(weighted: PackageReader) -> None:
-    weights, model = by_name(weighted.manifest), Weighted()
+    weights, model = {weight.name: weight for weight in weighted.manifest.weights}, Weighted()
     assert weights["turned"].strides == model.turned.stride() == (1, 8)
     assert weights["conv.weight"].strides == model.conv.weight.stride() == (4, 1, 4, 4)
     assert model.gaps.stride() == (2,)
@@ -73,10 +69,6 @@ def test_both_targets_take_every_weight_that_is_read_from_outside(weighted: Pack
     assert len(manifest.targets) == 2
     for target in manifest.targets:
         assert set(target.constants["forward"].values()) == read
-
-
-def test_constants_that_are_no_state_are_marked_so(weighted: PackageReader) -> None:
-    assert [w.name.partition("@")[0] for w in weighted.manifest.weights if not w.state] == ["positions"]
 
 
 def test_weights_take_their_room_once(weighted: PackageReader) -> None:
