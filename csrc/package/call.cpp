@@ -13,29 +13,16 @@ namespace exportkit {
 namespace {
 
 constexpr int64_t kMaxSize = int64_t{1} << 62;
-constexpr size_t kMaxRank = 64;  // sizes of a tensor
+constexpr int kMaxStructureDepth = 32;  // of containers within containers
 
 // --- structures ----------------------------------------------------------------------------------------------------
 
-const std::vector<Node>* items_of(const Node& node) {
-  if (const auto* sequence = std::get_if<SequenceNode>(&node.value)) return &sequence->items;
-  if (const auto* mapping = std::get_if<MappingNode>(&node.value)) return &mapping->items;
-  if (const auto* tuple = std::get_if<NamedTupleNode>(&node.value)) return &tuple->items;
-  return nullptr;
-}
-
-const std::vector<std::string>* keys_of(const Node& node) {
-  if (const auto* mapping = std::get_if<MappingNode>(&node.value)) return &mapping->keys;
-  if (const auto* tuple = std::get_if<NamedTupleNode>(&node.value)) return &tuple->fields;
-  return nullptr;
-}
-
-void check_named_tuple(const NamedTupleNode& node, const std::string& what) {
+void check_named_tuple(const Node& node, const std::string& what) {
   const auto check = [&](const std::string& name) {
     require(is_name(name), what, ": ", Quoted{name}, " is not allowed as the name of a named tuple or a field");
   };
   check(node.class_name);
-  for (const std::string& name : node.fields) {
+  for (const std::string& name : node.keys) {
     check(name);
     require(name[0] != '_', what, ": a named tuple's field cannot start with an underscore");
   }
@@ -44,34 +31,27 @@ void check_named_tuple(const NamedTupleNode& node, const std::string& what) {
 // Checks that every container can be built and that the tensors are numbered in order from `next`.
 void check_node(const Node& node, const std::string& what, int64_t& next, int depth = 0) {
   require(depth <= kMaxStructureDepth, "the ", what, " are nested deeper than ", kMaxStructureDepth, " containers");
-  if (const auto* tensor = std::get_if<TensorNode>(&node.value)) {
-    require(tensor->index == next, "the structure of the ", what, " has tensor ", tensor->index,
+  if (node.type == "tensor") {
+    require(node.index == next, "the structure of the ", what, " has tensor ", node.index,
             " where it should have tensor ", next);
     ++next;
-    return;
   }
-  const std::vector<Node>* items = items_of(node);
-  if (!items) return;
-  if (const std::vector<std::string>* keys = keys_of(node)) {
-    distinct(*keys, kItself, ("key of the " + what).c_str());
-    require(keys->size() == items->size(), what, ": ", keys->size(), " keys for ", items->size(), " items");
-  }
-  if (const auto* tuple = std::get_if<NamedTupleNode>(&node.value)) check_named_tuple(*tuple, what);
-  for (const Node& item : *items) check_node(item, what, next, depth + 1);
+  distinct(node.keys, kItself, "key of the ", what);
+  require(node.type == "sequence" || node.keys.size() == node.items.size(), what, ": ", node.keys.size(), " keys for ",
+          node.items.size(), " items");
+  if (node.type == "namedtuple") check_named_tuple(node, what);
+  for (const Node& item : node.items) check_node(item, what, next, depth + 1);
 }
 
 // Calls on_name for each tensor, in order. `path` is the node's path and is restored afterwards. Paths are not copied:
 // a long key around many items would be copied for each item.
 void for_each_leaf(const Node& node, std::string& path, const std::function<void(const std::string&)>& on_name) {
-  if (std::holds_alternative<TensorNode>(node.value)) on_name(path.empty() ? "0" : path);
-  const std::vector<Node>* items = items_of(node);
-  if (!items) return;
-  const std::vector<std::string>* keys = keys_of(node);
+  if (node.type == "tensor") on_name(path.empty() ? "0" : path);
   const size_t length = path.size();
-  for (size_t i = 0; i < items->size(); ++i) {
+  for (size_t i = 0; i < node.items.size(); ++i) {
     if (length > 0) path += '.';
-    path += keys ? (*keys)[i] : std::to_string(i);
-    for_each_leaf((*items)[i], path, on_name);
+    path += node.type == "sequence" ? std::to_string(i) : node.keys[i];
+    for_each_leaf(node.items[i], path, on_name);
     path.resize(length);
   }
 }
@@ -94,29 +74,20 @@ void check_structure(std::vector<std::pair<std::string, const Node*>> nodes, con
       require(item_bytes(tensor.dtype) > 0, what, ": ", Quoted{name}, " has the unknown dtype ", Quoted{tensor.dtype});
     });
   }
-  distinct(tensors, kName, ("tensor among the " + what).c_str());
+  distinct(tensors, kName, "tensor among the ", what);
 }
 
 // --- sizes ---------------------------------------------------------------------------------------------------------
 
-// The scale and the offset may be large and cancel out.
-__int128 value_at(const Size& size, int64_t n) { return static_cast<__int128>(size.scale) * n + size.offset; }
-
-void check_size(const Size& size, const std::string& tensor, const Dimensions& dimensions) {
+// The least value of a size, whose dimension must be declared.
+int64_t least_of(const Size& size, const std::string& tensor, const Dimensions& dimensions) {
   const auto found = dimensions.find(size.dimension);
   require(found != dimensions.end(), Quoted{tensor}, " has a size with dimension ", Quoted{size.dimension},
           ", which is not declared");
-  require(value_at(size, found->second->min) >= 0 && value_at(size, found->second->max) <= kMaxSize, Quoted{tensor},
-          " has a size of ", size.scale, "*", size.dimension, " and ", size.offset, ", which is negative or too large");
-}
-
-// The least value of a size with a declared dimension; 0 if the size is unknown.
-uint64_t least_of(const Extent& extent, const Dimensions& dimensions) {
-  if (const Size* size = size_of(extent)) {
-    return static_cast<uint64_t>(value_at(*size, dimensions.at(size->dimension)->min));
-  }
-  const auto* fixed = std::get_if<int64_t>(&extent);
-  return fixed ? static_cast<uint64_t>(*fixed) : 0;
+  const int64_t least = size_at(size, found->second->min);
+  require(least >= 0 && size_at(size, found->second->max) <= kMaxSize, Quoted{tensor}, " has a size of ", size.scale,
+          "*", size.dimension, " and ", size.offset, ", which is negative or too large");
+  return least;
 }
 
 // Checks that the sizes use declared dimensions and that the tensor can fit in memory.
@@ -124,18 +95,14 @@ template <class Tensor>
 void check_shape(const Tensor& tensor, const Dimensions& dimensions) {
   require(tensor.shape.size() <= kMaxRank, Quoted{tensor.name}, " has ", tensor.shape.size(), " sizes; at most ",
           kMaxRank, " are allowed");
-  std::vector<uint64_t> least;
+  std::vector<int64_t> least;
   for (const Extent& extent : tensor.shape) {
-    if (const Size* size = size_of(extent)) check_size(*size, tensor.name, dimensions);
-    least.push_back(least_of(extent, dimensions));
+    const Size* size = size_of(extent);
+    const auto* fixed = std::get_if<int64_t>(&extent);
+    least.push_back(size ? least_of(*size, tensor.name, dimensions) : fixed ? *fixed : 0);  // 0 if it is unknown
   }
-  if (std::find(least.begin(), least.end(), 0) != least.end()) return;
-  unsigned __int128 count = 1;
-  for (const uint64_t size : least) {
-    count *= size;  // cannot overflow: both are at most 2^62
-    require(count <= kMaxSize, Quoted{tensor.name},
-            " has more than 2^62 elements even at its smallest, which no memory holds");
-  }
+  require(capped_product(1, least) <= uint64_t{kMaxSize}, Quoted{tensor.name},
+          " has more than 2^62 elements even at its smallest, which no memory holds");
 }
 
 void check_dimensions(const Call& call) {

@@ -19,62 +19,48 @@ constexpr std::string_view kAotInductorDir = "data/aotinductor/", kOperatorsDir 
 
 // --- names ---------------------------------------------------------------------------------------------------------
 
-// Removes the leading characters that satisfy `allowed`; false if there are none.
-template <class F>
-bool take_while(std::string_view& text, const F& allowed) {
-  const size_t count = std::find_if_not(text.begin(), text.end(), allowed) - text.begin();
-  text.remove_prefix(count);
-  return count > 0;
-}
-
-bool take_prefix(std::string_view& text, std::string_view prefix) {
-  const bool there = text.starts_with(prefix);
-  text.remove_prefix(there ? prefix.size() : 0);
-  return there;
-}
-
-// 2.13, 2.13.0+cpu
-bool is_version(std::string_view text) {
-  const auto tail = [](char c) { return is_alnum(c) || c == '.' || c == '+'; };
-  if (!take_while(text, is_digit) || !take_prefix(text, ".") || !take_while(text, is_digit)) return false;
-  return text.empty() || (take_prefix(text, ".") && take_while(text, tail) && text.empty());
+// Whether a text is two parts with a separator between them, and perhaps a dot and an end.
+template <class Part, class End>
+bool has_parts(std::string_view text, std::string_view separator, const Part& is_part, const End& is_end) {
+  const size_t second = text.find(separator);
+  if (second == std::string_view::npos || !is_part(text.substr(0, second))) return false;
+  text.remove_prefix(second + separator.size());
+  const size_t dot = text.find('.');
+  return is_part(text.substr(0, dot)) && (dot == std::string_view::npos || is_end(text.substr(dot + 1)));
 }
 
 void check_version(const std::string& version, const std::string& what) {
-  require(is_version(version), what, " is ", Quoted{version}, "; expected a version such as \"2.13\"");
-}
-
-// namespace::name, namespace::name.overload
-bool is_operator_name(std::string_view text) {
-  const auto word = [&text] {
-    if (!text.empty() && is_digit(text[0])) return false;
-    return take_while(text, [](char c) { return is_alnum(c) || c == '_'; });
+  const auto is_number = [](std::string_view part) { return !part.empty() && std::ranges::all_of(part, is_digit); };
+  const auto is_end = [](std::string_view end) {
+    return !end.empty() && std::ranges::all_of(end, [](char c) { return is_alnum(c) || c == '.' || c == '+'; });
   };
-  if (!word() || !take_prefix(text, "::") || !word()) return false;
-  return text.empty() || (take_prefix(text, ".") && word() && text.empty());
+  require(has_parts(version, ".", is_number, is_end), what, " is ", Quoted{version},
+          "; expected a version such as \"2.13\"");
 }
 
 // --- records, targets, operators, libraries ------------------------------------------------------------------------
 
-using Digests = std::unordered_map<std::string_view, std::string_view>;
-
 void check_reference(const std::string& what, const std::string& record, const std::string& folder,
-                     const Digests& records) {
-  require(records.contains(record), what, ": there is no record ", Quoted{record});
+                     const Manifest& manifest) {
+  require(record_of(manifest, record), what, ": there is no record ", Quoted{record});
   require(record.starts_with(folder), what, ": it is not under ", folder);
 }
 
-// Checks that something names each method once and nothing else.
-void check_each_method(const std::vector<std::string_view>& given, const Manifest& manifest, const std::string& what) {
+// Checks that each method is the name of one item of a list, and that there is no other item.
+template <class List, class NameOf>
+void check_each_method(const List& list, NameOf name_of, const Manifest& manifest, const std::string& what) {
   Names missing;
   for (const Method& method : manifest.methods) missing.insert(method.name);
-  for (const std::string_view name : given) {
+  for (const auto& item : list) {
+    const std::string_view name = name_of(item);
     require(missing.erase(name) == 1, what, " for ", Quoted{name}, ", which is not a method or appears twice");
   }
   if (!missing.empty()) inconsistent(what, " for other methods, but not for ", Quoted{*missing.begin()});
 }
 
-void check_records(const Manifest& manifest, const Digests& records) {
+constexpr auto kKey = [](const auto& member) -> std::string_view { return member.first; };
+
+void check_records(const Manifest& manifest) {
   const auto out_of_order = [](const Record& one, const Record& next) { return one.name >= next.name; };
   require(std::adjacent_find(manifest.records.begin(), manifest.records.end(), out_of_order) == manifest.records.end(),
           "the records are not sorted by name, or a name appears twice");
@@ -84,23 +70,20 @@ void check_records(const Manifest& manifest, const Digests& records) {
   }
   for (const Library& library : manifest.libraries) {
     check_reference("library " + shown(library.record), library.record,
-                    std::string(kOperatorsDir) + library.platform + "/", records);
+                    std::string(kOperatorsDir) + library.platform + "/", manifest);
     for (const std::string& statement : library.attestations) {
-      check_reference("an attestation of " + shown(library.record), statement, std::string(kAttestationsDir), records);
+      check_reference("an attestation of " + shown(library.record), statement, std::string(kAttestationsDir), manifest);
     }
   }
   for (const Case& recorded : manifest.cases) {
-    check_reference("case " + shown(recorded.record), recorded.record, std::string(kCasesDir), records);
+    check_reference("case " + shown(recorded.record), recorded.record, std::string(kCasesDir), manifest);
   }
-  if (manifest.program) {
-    std::vector<std::string_view> methods;
-    for (const auto& [method, record] : manifest.program->records) {
-      check_reference("the program of " + shown(method), record, "", records);
-      methods.push_back(method);
-    }
-    check_each_method(methods, manifest, "the program has records");
-    check_version(manifest.program->built_with_torch, "the program's built_with_torch");
+  if (!manifest.program) return;
+  for (const auto& [method, record] : manifest.program->records) {
+    check_reference("the program of " + shown(method), record, "", manifest);
   }
+  check_each_method(manifest.program->records, kKey, manifest, "the program has records");
+  check_version(manifest.program->built_with_torch, "the program's built_with_torch");
 }
 
 void check_target(const Target& target, const Manifest& manifest) {
@@ -112,9 +95,7 @@ void check_target(const Target& target, const Manifest& manifest) {
   require(cuda == target.cuda_architecture.has_value(), what, " for ", target.device, " has cuda_architecture ",
           (target.cuda_architecture ? shown(*target.cuda_architecture) : "null"));
   require(cuda || !target.cuda_ptx, what, " for ", target.device, " has cuda_ptx");
-  std::vector<std::string_view> methods;
-  for (const auto& [method, constants] : target.constants) methods.push_back(method);
-  check_each_method(methods, manifest, what + " has constants");
+  check_each_method(target.constants, kKey, manifest, what + " has constants");
 }
 
 // The code folders of all targets, sorted. The number of them is bounded: each has a key in its target's constants.
@@ -142,8 +123,8 @@ void check_targets(const Manifest& manifest) {
   Names missing(folders.begin(), folders.end());
   const Names known = missing;
   for (const Record& record : manifest.records) {
-    std::string_view rest = record.name;
-    if (!take_prefix(rest, kAotInductorDir)) continue;
+    if (!record.name.starts_with(kAotInductorDir)) continue;
+    const std::string_view rest = std::string_view(record.name).substr(kAotInductorDir.size());
     const size_t slash = rest.find('/');
     const std::string_view folder = rest.substr(0, slash);
     require(known.contains(folder), "record ", Quoted{record.name}, " belongs to no method of a target");
@@ -174,24 +155,23 @@ void check_onnx(const Manifest& manifest) {
   if (manifest.onnx.empty()) return;
   require(manifest.targets.empty() && !manifest.program && manifest.weights.empty() && manifest.libraries.empty(),
           "the package describes an ONNX model, but has targets, a program, weights or libraries too");
-  std::vector<std::string_view> methods;
-  for (const Onnx& onnx : manifest.onnx) methods.push_back(onnx.method);
-  check_each_method(methods, manifest, "there are ONNX models");
+  const auto name_of = [](const Onnx& onnx) -> std::string_view { return onnx.method; };
+  check_each_method(manifest.onnx, name_of, manifest, "there are ONNX models");
   const Names known = distinct(manifest.operators, kName, "operator");
   for (const Onnx& onnx : manifest.onnx) check_onnx_functions(onnx, known);
 }
 
 void check_operators(const std::vector<Operator>& operators, const std::string& where) {
-  distinct(operators, kName, ("operator in " + where + ":").c_str());
+  distinct(operators, kName, "operator in ", where, ":");
   for (const Operator& op : operators) {
-    require(is_operator_name(op.name), where, ": ", Quoted{op.name},
+    require(has_parts(op.name, "::", is_word, is_word), where, ": ", Quoted{op.name},
             " is not an operator name (namespace::name.overload)");
     require(op.schema.starts_with(op.name + "("), where, ": ", op.name,
             " has another operator's schema: ", Quoted{op.schema});
   }
 }
 
-void check_libraries(const Manifest& manifest, const Digests& records) {
+void check_libraries(const Manifest& manifest) {
   distinct(manifest.libraries, kRecord, "library");
   std::unordered_map<std::string_view, std::string_view> wanted;
   for (const Operator& op : manifest.operators) wanted.emplace(op.name, op.schema);
@@ -199,7 +179,8 @@ void check_libraries(const Manifest& manifest, const Digests& records) {
   std::map<PlatformAndName, std::string_view> definers;
   for (const Library& library : manifest.libraries) {
     const std::string what = "library " + shown(library.record);
-    require(library.sha256 == records.at(library.record), what, " and its record have different sha256 digests");
+    require(library.sha256 == record_of(manifest, library.record)->sha256, what,
+            " and its record have different sha256 digests");
     check_operators(library.defines, shown(library.record));
     check_version(library.needs_torch, what + ": needs_torch");
     if (library.torch_bound) check_version(*library.torch_bound, what + ": torch_bound");
@@ -218,23 +199,19 @@ void check_libraries(const Manifest& manifest, const Digests& records) {
 }  // namespace
 
 void check_consistency(const Manifest& manifest) {
-  Digests records;
-  for (const Record& record : manifest.records) records.emplace(record.name, record.sha256);
   check_methods(manifest);
-  check_records(manifest, records);
+  check_records(manifest);
   check_targets(manifest);
   check_weights(manifest);
   check_state(manifest);
   check_operators(manifest.operators, "operators");
   check_onnx(manifest);
-  check_libraries(manifest, records);
+  check_libraries(manifest);
   check_cases(manifest);
 }
 
 const Record* record_of(const Manifest& manifest, std::string_view name) {
-  const auto found =
-      std::lower_bound(manifest.records.begin(), manifest.records.end(), name,
-                       [](const Record& record, std::string_view wanted) { return record.name < wanted; });
+  const auto found = std::ranges::lower_bound(manifest.records, name, {}, &Record::name);
   return found != manifest.records.end() && found->name == name ? &*found : nullptr;
 }
 

@@ -10,8 +10,6 @@
 
 namespace exportkit {
 
-inline constexpr int kMaxStructureDepth = 32;  // of containers within containers
-
 // Checks a manifest without reading any record. ManifestConsistencyError names the faulty part.
 void check_consistency(const Manifest& manifest);
 

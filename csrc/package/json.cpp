@@ -1,9 +1,12 @@
 #include "package/json.h"
 
+#include <locale.h>
+#include <stdlib.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <limits>
+#include <iterator>
 
 #include "package/text.h"
 
@@ -13,27 +16,10 @@ namespace {
 
 bool is_integer(std::string_view number) { return number.find_first_of(".eE") == std::string_view::npos; }
 
-// Whether an out-of-range number is too large rather than too close to 0. Its decimal exponent is far from 0, so the
-// exponent's sign decides.
-bool is_large(std::string_view number) {
-  const size_t mark = std::min(number.find_first_of("eE"), number.size());
-  const std::string_view mantissa = number.substr(0, mark);
-  const size_t leading = mantissa.find_first_of("123456789"), point = std::min(mantissa.find('.'), mantissa.size());
-  if (leading == std::string_view::npos) return false;
-  int64_t exponent = 0;
-  if (mark < number.size()) {
-    std::string_view text = number.substr(mark + 1);
-    if (text.front() == '+') text.remove_prefix(1);
-    if (std::from_chars(text.data(), text.data() + text.size(), exponent).ec != std::errc{}) return text.front() != '-';
-  }
-  return static_cast<__int128>(point) - static_cast<__int128>(leading) + exponent > 0;
-}
-
-// Rounds correctly; infinite if the number is too large. strtod would depend on the locale's decimal point.
+// Rounds correctly; infinite if the number is too large, which std::from_chars does not tell from one too close to 0.
 double to_double(std::string_view number) {
-  double value = 0;
-  if (std::from_chars(number.data(), number.data() + number.size(), value).ec == std::errc{}) return value;
-  return is_large(number) ? std::numeric_limits<double>::infinity() : 0.0;
+  static const locale_t kC = newlocale(LC_ALL_MASK, "C", nullptr);  // whose decimal point is JSON's
+  return strtod_l(std::string(number).c_str(), nullptr, kC);
 }
 
 }  // namespace
@@ -56,23 +42,12 @@ void JsonReader::count_value() {
 
 JsonReader::Kind JsonReader::peek() {
   whitespace();
-  const char c = at_ < text_.size() ? text_[at_] : '\0';
-  switch (c) {
-    case '{':
-      return Kind::kObject;
-    case '[':
-      return Kind::kArray;
-    case '"':
-      return Kind::kString;
-    case 't':
-    case 'f':
-      return Kind::kBool;
-    case 'n':
-      return Kind::kNull;
-    default:
-      if (c == '-' || is_digit(c)) return Kind::kNumber;
-      expected("a value");
-  }
+  using enum Kind;
+  constexpr std::string_view kFirst = "{[\"tfn-0123456789";
+  constexpr Kind kKinds[] = {kObject, kArray, kString, kBool, kBool, kNull, kNumber};
+  const size_t index = at_ < text_.size() ? kFirst.find(text_[at_]) : std::string_view::npos;
+  if (index == std::string_view::npos) expected("a value");
+  return kKinds[std::min(index, std::size(kKinds) - 1)];
 }
 
 std::string JsonReader::string() {
@@ -94,9 +69,7 @@ std::string JsonReader::string() {
 
 std::string JsonReader::sha256() {
   std::string text = string();
-  if (text.size() != 64 || text.find_first_not_of("0123456789abcdef") != std::string::npos) {
-    fail("expected 64 lower-case hexadecimal digits, found " + shown(text));
-  }
+  if (!is_hex(text)) fail("expected 64 lower-case hexadecimal digits, found " + shown(text));
   return text;
 }
 
@@ -252,11 +225,11 @@ void JsonReader::whitespace() {
 }
 
 void JsonReader::expect(std::string_view word) {
-  if (text_.substr(at_, word.size()) != word) expected(std::string(word).c_str());
+  if (text_.substr(at_, word.size()) != word) expected(word);
   at_ += word.size();
 }
 
-void JsonReader::enter(char bracket, const char* what) {
+void JsonReader::enter(char bracket, std::string_view what) {
   whitespace();
   if (at_ == text_.size() || text_[at_] != bracket) expected(what);
   ++at_;
@@ -284,9 +257,8 @@ std::string JsonReader::key() {
   return key;
 }
 
-void JsonReader::expected(const char* what) {
-  if (at_ >= text_.size()) fail(std::string("expected ") + what + ", found the end");
-  fail(std::string("expected ") + what + ", found " + shown(text_.substr(at_, 20)));
+void JsonReader::expected(std::string_view what) {
+  fail(concat("expected ", what, ", found ", at_ < text_.size() ? shown(text_.substr(at_, 20)) : "the end"));
 }
 
 std::string JsonReader::oddity() const {
@@ -297,12 +269,7 @@ std::string JsonReader::oddity() const {
 void JsonReader::fail(const std::string& what) const {
   std::string place = "$";
   for (const Step& step : path_) {
-    if (step.key.data()) {
-      place += '.';
-      place += printable(step.key.substr(0, 100));
-    } else {
-      place += '[' + std::to_string(step.index) + ']';
-    }
+    place += step.key.data() ? "." + printable(step.key.substr(0, 100)) : "[" + std::to_string(step.index) + "]";
   }
   throw JsonError(what + " (at `" + place + "`, byte " + std::to_string(at_) + ")");
 }

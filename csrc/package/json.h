@@ -97,12 +97,12 @@ class JsonReader {
   void count_value();
   void whitespace();
   void expect(std::string_view word);
-  void enter(char bracket, const char* what);
+  void enter(char bracket, std::string_view what);
   bool more(bool first, char bracket);
   std::string key();
   char32_t hex4();
   void escape(std::string& out);
-  [[noreturn]] void expected(const char* what);
+  [[noreturn]] void expected(std::string_view what);
 
   std::string_view text_;
   size_t at_ = 0;

@@ -22,6 +22,13 @@ inline std::string sha256(JsonReader& json) { return json.sha256(); }
 inline bool boolean(JsonReader& json) { return json.boolean(); }
 inline int64_t integer(JsonReader& json) { return json.integer(); }
 
+// The integer `format_version` of an object, as it is written; empty if it has none.
+inline std::string_view format_version(JsonReader json) {
+  using enum JsonReader::Kind;
+  const bool found = json.peek() == kObject && json.seek("format_version") && json.peek() == kNumber;
+  return found && json.at_integer() ? json.number_text() : std::string_view();
+}
+
 // The version of a file, of which there is one.
 inline int64_t version_1(JsonReader& json) {
   if (json.integer() != 1) json.fail("expected version 1");

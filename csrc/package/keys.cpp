@@ -67,7 +67,9 @@ std::string pem_of(Key* key) {
   std::string der(static_cast<size_t>(size), '\0');
   auto* at = reinterpret_cast<uint8_t*>(der.data());
   must(libcrypto().i2d_PUBKEY(key, &at) == size);
-  const std::string letters = encode_base64(der);
+  std::string letters((der.size() + 2) / 3 * 4 + 1, '\0');  // and a NUL
+  letters.resize(static_cast<size_t>(
+      libcrypto().EVP_EncodeBlock(reinterpret_cast<uint8_t*>(letters.data()), bytes(der), static_cast<int>(der.size()))));
   std::string text = std::string(kBegin) + "\n";
   for (size_t line = 0; line < letters.size(); line += kPemLine) text += letters.substr(line, kPemLine) + "\n";
   return text + std::string(kEnd) + "\n";

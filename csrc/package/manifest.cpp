@@ -46,11 +46,8 @@ std::string name(JsonReader& json) {
 }
 
 std::string checked_symbol(const JsonReader& json, std::string value) {
-  const auto allowed = [](char c) { return is_alnum(c) || c == '_'; };
-  if (value.empty() || value.size() > 64 || is_digit(value[0]) || !std::all_of(value.begin(), value.end(), allowed)) {
-    json.fail("expected 1 to 64 letters, digits and _, starting with a letter or _, found " + shown(value));
-  }
-  return value;
+  if (is_word(value) && value.size() <= 64) return value;
+  json.fail("expected 1 to 64 letters, digits and _, starting with a letter or _, found " + shown(value));
 }
 
 std::string symbol(JsonReader& json) { return checked_symbol(json, json.string()); }
@@ -123,54 +120,34 @@ constexpr auto tensor_output =
 
 // The type may come last, after a nested tree as large as the manifest. So all fields are read in one pass, before the
 // type is known.
-Node node(JsonReader& json) {
-  enum : uint32_t {
-    kType = 1,
-    kIndex = 2,
-    kValue = 4,
-    kKind = 8,
-    kKeys = 16,
-    kClassName = 32,
-    kFields = 64,
-    kItems = 128
-  };
-  std::string type;
-  TensorNode tensor{};
-  ConstantNode constant_node;
-  SequenceNode sequence;
-  MappingNode mapping;
-  NamedTupleNode tuple;
-  std::vector<Node> items;
+Node read_node(JsonReader& json) {
+  constexpr uint32_t kType = 1, kIndex = 2, kValue = 4, kKind = 8, kKeys = 16, kClassName = 32, kFields = 64,
+                     kItems = 128;
+  static const std::map<std::string_view, uint32_t> kKeysOf{{"tensor", kType | kIndex},
+                                                            {"constant", kType | kValue},
+                                                            {"sequence", kType | kKind | kItems},
+                                                            {"mapping", kType | kKeys | kItems},
+                                                            {"namedtuple", kType | kClassName | kFields | kItems}};
+  Node node;
+  Constant value;
+  std::string kind;
   const uint32_t found =
-      fields(json, field("type", type, text), optional_field("index", tensor.index, count),
-             optional_field("value", constant_node.value, constant),
-             optional_field("kind", sequence.kind, one_of("list", "tuple")),
-             optional_field("keys", mapping.keys, list(text)), optional_field("class_name", tuple.class_name, text),
-             optional_field("fields", tuple.fields, list(text)), optional_field("items", items, list(node)));
-  const auto is = [&](const char* name, uint32_t keys) { return type == name && found == (kType | keys); };
-  if (is("tensor", kIndex)) return {tensor};
-  if (is("constant", kValue)) return {std::move(constant_node)};
-  if (is("sequence", kKind | kItems)) {
-    sequence.items = std::move(items);
-    return {std::move(sequence)};
-  }
-  if (is("mapping", kKeys | kItems)) {
-    mapping.items = std::move(items);
-    return {std::move(mapping)};
-  }
-  if (is("namedtuple", kClassName | kFields | kItems)) {
-    tuple.items = std::move(items);
-    return {std::move(tuple)};
-  }
-  json.fail("node of type " + shown(type) + ", which is unknown or has other keys");
+      fields(json, field("type", node.type, text), optional_field("index", node.index, count),
+             optional_field("value", value, constant), optional_field("kind", kind, one_of("list", "tuple")),
+             optional_field("keys", node.keys, list(text)), optional_field("class_name", node.class_name, text),
+             optional_field("fields", node.keys, list(text)), optional_field("items", node.items, list(read_node)));
+  const auto wanted = kKeysOf.find(node.type);
+  if (wanted != kKeysOf.end() && wanted->second == found) return node;
+  json.fail("node of type " + shown(node.type) + ", which is unknown or has other keys");
 }
 
 constexpr auto parameter = object(FIELD(Parameter, name, text), FIELD(Parameter, kind, one_of("positional", "keyword")),
-                                  FIELD(Parameter, value, node));
+                                  FIELD(Parameter, value, read_node));
 
 constexpr auto call =
-    object(FIELD(Call, parameters, list(parameter)), FIELD(Call, inputs, list(tensor_input)), FIELD(Call, result, node),
-           FIELD(Call, outputs, list(tensor_output)), FIELD(Call, dimensions, list(dimension)));
+    object(FIELD(Call, parameters, list(parameter)), FIELD(Call, inputs, list(tensor_input)),
+           FIELD(Call, result, read_node), FIELD(Call, outputs, list(tensor_output)),
+           FIELD(Call, dimensions, list(dimension)));
 
 constexpr auto state_tensor =
     object(FIELD(StateTensor, name, text), FIELD(StateTensor, aliases, list(text)), FIELD(StateTensor, dtype, text),
@@ -260,17 +237,13 @@ void survey(const JsonReader& start) {
   JsonReader whole = start;
   whole.skip();
   whole.end();
-  JsonReader json = start;
-  if (json.peek() != JsonReader::Kind::kObject || !json.seek("format_version") ||
-      json.peek() != JsonReader::Kind::kNumber || !json.at_integer()) {
-    throw JsonError("it is not an object with an integer `format_version`");
-  }
-  const std::string_view version = json.number_text();
+  const std::string_view version = format_version(start);
+  if (version.empty()) throw JsonError("it is not an object with an integer `format_version`");
   if (version != std::to_string(kFormatVersion)) {
     const bool newer = version[0] != '-' && version[0] != '0';
     throw Error(errors::kFormatVersion,
-                "the package has format version " + std::string(version.substr(0, 40)) + "; this exportkit reads " +
-                    std::to_string(kFormatVersion),
+                concat("the package has format version ", version.substr(0, 40), "; this exportkit reads ",
+                       kFormatVersion),
                 newer ? "It was made by a newer exportkit. Install that one, or export the model again with this one."
                       : "There is no such version. Export the model again with this exportkit.");
   }
@@ -318,8 +291,8 @@ std::string code_folder(std::string_view target, std::string_view method) {
 
 void check_manifest_size(uint64_t bytes) {
   if (bytes <= kMaxManifestBytes) return;
-  throw Error(errors::kManifestTooLarge, "the manifest has " + std::to_string(bytes) + " bytes; at most " +
-                                             std::to_string(kMaxManifestBytes) + " are read");
+  throw Error(errors::kManifestTooLarge,
+              concat("the manifest has ", bytes, " bytes; at most ", kMaxManifestBytes, " are read"));
 }
 
 std::vector<Target> decode_targets(std::string_view json) { return decode_part(json, list(target)); }

@@ -70,37 +70,13 @@ struct TensorOutput {
   OutputTolerance tolerance;
 };
 
-struct Node;
-
-// A tensor, as an index into `inputs` or `outputs`.
-struct TensorNode {
-  int64_t index;
-};
-
-// A value that was fixed at export.
-struct ConstantNode {
-  Constant value;
-};
-
-struct SequenceNode {
-  std::string kind;  // "list" or "tuple"
-  std::vector<Node> items;
-};
-
-// A dict with string keys, in order.
-struct MappingNode {
-  std::vector<std::string> keys;
-  std::vector<Node> items;
-};
-
-struct NamedTupleNode {
-  std::string class_name;
-  std::vector<std::string> fields;
-  std::vector<Node> items;
-};
-
+// A value, or several. Which constant it is, and whether a sequence is a list, matters only to Python.
 struct Node {
-  std::variant<TensorNode, ConstantNode, SequenceNode, MappingNode, NamedTupleNode> value;
+  std::string type;               // "tensor", "constant", "sequence", "mapping" or "namedtuple"
+  int64_t index = 0;              // of a tensor in `inputs` or `outputs`
+  std::vector<std::string> keys;  // of a mapping, in order; the fields of a named tuple
+  std::string class_name;         // of a named tuple
+  std::vector<Node> items;
 };
 
 // A parameter of the module's forward that had a value at export, with that value's structure.

@@ -27,13 +27,13 @@ void require(bool holds, const Parts&... parts) {
   if (!holds) inconsistent(parts...);
 }
 
-// The names of a list's items; refuses a name that appears twice.
-template <class List, class NameOf>
-Names distinct(const List& list, NameOf name_of, const char* what) {
+// The names of a list's items, which are `what`; refuses a name that appears twice.
+template <class List, class NameOf, class... Parts>
+Names distinct(const List& list, NameOf name_of, const Parts&... what) {
   Names seen;
   for (const auto& item : list) {
     const std::string_view name = name_of(item);
-    require(seen.insert(name).second, what, " ", Quoted{name}, " appears twice");
+    require(seen.insert(name).second, what..., " ", Quoted{name}, " appears twice");
   }
   return seen;
 }
@@ -50,8 +50,13 @@ inline Dimensions dimensions_of(const Call& call) {
   return found;
 }
 
+inline constexpr size_t kMaxRank = 64;  // sizes of a tensor
+
 // The size of one element in bytes; 0 for a dtype that a package cannot hold.
 uint64_t item_bytes(std::string_view dtype);
+
+// `each` times the sizes, which are not negative; the greatest number if that does not fit.
+uint64_t capped_product(uint64_t each, const std::vector<int64_t>& sizes);
 
 // The record of this name, or null. The records must be sorted.
 const Record* record_of(const Manifest& manifest, std::string_view name);

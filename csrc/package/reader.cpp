@@ -26,8 +26,7 @@ int64_t nanoseconds(const timespec& time) { return time.tv_sec * 1'000'000'000 +
 
 void check_has_manifest(const std::vector<Header>& headers) {
   const auto has = [&](std::string_view name) {
-    const std::string ending = "/" + std::string(name);
-    return std::any_of(headers.begin(), headers.end(), [&](const Header& h) { return h.name.ends_with(ending); });
+    return std::ranges::any_of(headers, [&](const Header& h) { return h.name.ends_with(concat("/", name)); });
   };
   if (has(kManifestName)) return;
   const std::string none = "the archive has no " + std::string(kManifestName) + ": it is ";
@@ -45,51 +44,36 @@ void check_has_manifest(const std::vector<Header>& headers) {
 
 // The manifest comes first, then the records sorted by name. Names lack the root.
 void check_record_order(const std::vector<Entry>& entries) {
-  const auto out_of_place = [](const Entry& one, const Entry& next) { return one.name > next.name; };
   const bool first = entries[0].name == kManifestName;
-  const auto found = std::adjacent_find(entries.begin() + 1, entries.end(), out_of_place);
+  const auto found = std::ranges::is_sorted_until(entries.begin() + 1, entries.end(), {}, &Entry::name);
   if (first && found == entries.end()) return;
   throw Error(errors::kArchiveLayout,
-              "record " + (first ? std::next(found)->name : entries[0].name) +
+              "record " + (first ? found->name : entries[0].name) +
                   " is out of place: the manifest comes first, then the records sorted by name");
 }
 
 std::string read_manifest(int fd, const Entry& entry) {
   check_manifest_size(entry.size);
   std::string text = read_at(fd, entry.data_offset, entry.size);
-  if (crc32(0, text.data(), text.size()) != entry.crc32) {
-    throw Error(errors::kDigestMismatch,
-                std::string(kManifestName) + " has a CRC-32 that differs from the archive's directory", kDamaged);
-  }
-  return text;
+  if (crc32(0, text.data(), text.size()) == entry.crc32) return text;
+  throw Error(errors::kDigestMismatch, concat(kManifestName, " has a CRC-32 that differs from the archive's directory"),
+              kDamaged);
 }
 
 // --- the rules of records --------------------------------------------------------------------------------------------
 
 constexpr size_t kMaxNameLength = 512;
 
-bool is_part(std::string_view part) {
-  const auto allowed = [](char c) {
-    return is_alnum(c) || std::string_view("_.+=@-").find(c) != std::string_view::npos;
-  };
-  return std::all_of(part.begin(), part.end(), allowed) && part.find_first_not_of('.') != std::string_view::npos;
-}
-
 bool is_safe(std::string_view name) {
-  if (name.size() > kMaxNameLength) return false;
+  constexpr std::string_view kMarks = "/_.+=@-";
+  const auto allowed = [&](char c) { return is_alnum(c) || kMarks.find(c) != std::string_view::npos; };
+  if (name.size() > kMaxNameLength || !std::ranges::all_of(name, allowed)) return false;
   for (;;) {
     const size_t slash = name.find('/');
-    if (!is_part(name.substr(0, slash))) return false;
+    if (name.substr(0, slash).find_first_not_of('.') == std::string_view::npos) return false;
     if (slash == std::string_view::npos) return true;
     name.remove_prefix(slash + 1);
   }
-}
-
-std::string some(const std::vector<std::string_view>& names) {
-  constexpr size_t kShown = 5;
-  std::string out;
-  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) out += (i ? ", " : "") + shown(names[i]);
-  return out + (names.size() > kShown ? " and " + std::to_string(names.size() - kShown) + " more" : "");
 }
 
 }  // namespace
@@ -168,10 +152,9 @@ void check_record_names(const std::vector<std::string_view>& names) {
     }
   }
   for (const std::string_view name : names) {
-    if (!name.starts_with(kRoot)) {
-      throw Error(errors::kArchiveLayout, "record " + std::string(name) + " is not under " + std::string(kRoot) +
-                                              ", the root folder of every package");
-    }
+    if (name.starts_with(kRoot)) continue;
+    throw Error(errors::kArchiveLayout,
+                concat("record ", name, " is not under ", kRoot, ", the root folder of every package"));
   }
 }
 
@@ -181,29 +164,25 @@ void check_listed(const std::vector<Record>& records, std::span<const Entry> ent
   for (const Entry& entry : entries) present.push_back(entry.name);
   std::set_difference(listed.begin(), listed.end(), present.begin(), present.end(), std::back_inserter(missing));
   std::set_difference(present.begin(), present.end(), listed.begin(), listed.end(), std::back_inserter(unlisted));
-  if (!missing.empty()) {
-    throw Error(errors::kMissingRecord, "the manifest lists records that the archive does not have: " + some(missing));
-  }
-  if (!unlisted.empty()) {
-    throw Error(errors::kUnlistedRecord, "the archive has records that the manifest does not list: " + some(unlisted));
-  }
+  const auto refuse = [](ErrorClass kind, const char* problem, const std::vector<std::string_view>& names) {
+    if (!names.empty()) throw Error(kind, problem + some(names, 5, shown));
+  };
+  refuse(errors::kMissingRecord, "the manifest lists records that the archive does not have: ", missing);
+  refuse(errors::kUnlistedRecord, "the archive has records that the manifest does not list: ", unlisted);
   for (size_t i = 0; i < entries.size(); ++i) {
     const Record& record = records[i];
-    if (entries[i].size != static_cast<uint64_t>(record.size)) {
-      throw Error(errors::kDigestMismatch, "record " + record.name + " has " + std::to_string(entries[i].size) +
-                                               " bytes; the manifest says " + std::to_string(record.size));
-    }
+    if (entries[i].size == static_cast<uint64_t>(record.size)) continue;
+    throw Error(errors::kDigestMismatch, concat("record ", record.name, " has ", entries[i].size,
+                                                " bytes; the manifest says ", record.size));
   }
   for (const StockRecord& stock : kStockRecords) {
-    const auto found = std::lower_bound(listed.begin(), listed.end(), stock.name);
-    const auto says_so = [&](const Record& record) {
+    const auto is_it = [&](const Record& record) {
       return record.name == stock.name && static_cast<size_t>(record.size) == stock.content.size() &&
              record.sha256 == sha256_hex(stock.content);
     };
-    if (found == listed.end() || !says_so(records[static_cast<size_t>(found - listed.begin())])) {
-      throw Error(errors::kStockRecord, "record " + std::string(stock.name) + " must exist and contain `" +
-                                            std::string(stock.text) + "`: torch looks for it first");
-    }
+    if (std::ranges::any_of(records, is_it)) continue;
+    throw Error(errors::kStockRecord,
+                concat("record ", stock.name, " must exist and contain `", stock.text, "`: torch looks for it first"));
   }
 }
 
@@ -259,8 +238,7 @@ void PackageReader::check_unchanged() const {
 
 // A record's index in the entries and in the manifest's records, which have the same order.
 size_t PackageReader::index(std::string_view name) const {
-  const auto found = std::lower_bound(entries().begin(), entries().end(), name,
-                                      [](const Entry& entry, std::string_view wanted) { return entry.name < wanted; });
+  const auto found = std::ranges::lower_bound(entries(), name, {}, &Entry::name);
   if (found == entries().end() || found->name != name) {
     throw Error(errors::kMissingRecord, this->name() + " has no record " + shown(name));
   }

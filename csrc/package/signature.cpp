@@ -46,17 +46,14 @@ Signatures read_signatures(JsonReader& json, const std::string& name) {
   return out;
 }
 
-void check_version(JsonReader json, const std::string& name) {
-  if (json.peek() != JsonReader::Kind::kObject || !json.seek("format_version") ||
-      json.peek() != JsonReader::Kind::kNumber || !json.at_integer()) {
-    json.fail("expected an object with an integer `format_version`");
-  }
-  if (const std::string_view version = json.number_text(); version != "1") {
-    throw Error(errors::kSignature,
-                "the signature file " + name + " has format version " + std::string(version.substr(0, 40)) +
-                    "; this exportkit reads 1",
-                "Install an exportkit that reads it, or sign the package again.");
-  }
+void check_version(const JsonReader& json, const std::string& name) {
+  const std::string_view version = format_version(json);
+  if (version.empty()) json.fail("expected an object with an integer `format_version`");
+  if (version == "1") return;
+  throw Error(errors::kSignature,
+              concat("the signature file ", name, " has format version ", version.substr(0, 40),
+                     "; this exportkit reads 1"),
+              "Install an exportkit that reads it, or sign the package again.");
 }
 
 // --- OpenSSF model signing -------------------------------------------------------------------------------------------

@@ -13,24 +13,16 @@ namespace exportkit {
 namespace {
 
 constexpr std::string_view kStateDir = "exportkit/state/";
-constexpr size_t kMaxRank = 64;
 constexpr size_t kMaxMethodName = 64;  // characters: folders are named after it
 constexpr uint64_t kMaxBytes = uint64_t{1} << 62;
 
 std::string named(const StateTensor& state) { return "state " + shown(state.name); }
 
-// The bytes of a state of this many rows, or of its own number of them. Capped above kMaxBytes, so that nothing
-// overflows.
-uint64_t bytes_with(const StateTensor& state, uint64_t rows) {
-  std::vector<uint64_t> sizes;
-  for (const Extent& extent : state.shape) {
-    const auto* fixed = std::get_if<int64_t>(&extent);
-    sizes.push_back(fixed ? static_cast<uint64_t>(*fixed) : rows);
-  }
-  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return 0;
-  unsigned __int128 bytes = item_bytes(state.dtype);
-  for (const uint64_t size : sizes) bytes = std::min<unsigned __int128>(bytes * size, kMaxBytes + 1);
-  return static_cast<uint64_t>(bytes);
+// The bytes of a state of this many rows, or of its own number of them.
+uint64_t bytes_with(const StateTensor& state, int64_t rows) {
+  std::vector<int64_t> sizes;
+  for (const Extent& extent : state.shape) sizes.push_back(size_of(extent) ? rows : std::get<int64_t>(extent));
+  return capped_product(item_bytes(state.dtype), sizes);
 }
 
 // --- one tensor ----------------------------------------------------------------------------------------------------
@@ -113,10 +105,10 @@ void check_bytes(const Manifest& manifest, const Dimensions& dimensions) {
   for (const StateTensor& state : manifest.state) {
     const Size* rows = rows_of(state);
     // One row at least, so that the record of the initial value has a size, too.
-    const int64_t least = rows ? std::max<int64_t>(dimensions.at(rows->dimension)->min, 1) : 0;
-    all = std::min(all + bytes_with(state, static_cast<uint64_t>(least)), kMaxBytes + 1);
-    require(all <= kMaxBytes, "the state up to ", Quoted{state.name},
+    const uint64_t bytes = bytes_with(state, rows ? std::max<int64_t>(dimensions.at(rows->dimension)->min, 1) : 0);
+    require(bytes <= kMaxBytes - all, "the state up to ", Quoted{state.name},
             " has more than 2^62 bytes even at its smallest, which no memory holds");
+    all += bytes;
   }
 }
 
@@ -210,13 +202,13 @@ void check_weights(const Manifest& manifest) {
   }
 }
 
-uint64_t weight_bytes(const Weight& weight) {
-  if (std::find(weight.shape.begin(), weight.shape.end(), 0) != weight.shape.end()) return 0;
-  // Capped above the size of any record, so that nothing overflows.
-  constexpr unsigned __int128 kMost = std::numeric_limits<uint64_t>::max();
-  unsigned __int128 bytes = item_bytes(weight.dtype);
-  for (const int64_t size : weight.shape) bytes = std::min(bytes * static_cast<uint64_t>(size), kMost);
-  return static_cast<uint64_t>(bytes);
+uint64_t capped_product(uint64_t each, const std::vector<int64_t>& sizes) {
+  if (std::ranges::count(sizes, 0) > 0) return 0;
+  unsigned __int128 product = each;
+  for (const int64_t size : sizes) product = std::min<unsigned __int128>(product * static_cast<uint64_t>(size), UINT64_MAX);
+  return static_cast<uint64_t>(product);
 }
+
+uint64_t weight_bytes(const Weight& weight) { return capped_product(item_bytes(weight.dtype), weight.shape); }
 
 }  // namespace exportkit

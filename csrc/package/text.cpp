@@ -1,9 +1,9 @@
 #include "package/text.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <iterator>
 
@@ -20,6 +20,13 @@ bool is_keyword(std::string_view word) {
       "from",  "global",   "if",    "import", "in",   "is",     "lambda", "nonlocal", "not",
       "or",    "pass",     "raise", "return", "try",  "while",  "with",   "yield"};
   return std::find(std::begin(kKeywords), std::end(kKeywords), word) != std::end(kKeywords);
+}
+
+// A byte or a code unit in the way that a format of printf gives.
+std::string escaped(const char* format, uint32_t unit) {
+  char text[8];
+  std::snprintf(text, sizeof text, format, unit);
+  return text;
 }
 
 }  // namespace
@@ -66,20 +73,15 @@ void append_utf8(std::string& text, char32_t c) {
   for (int i = more - 1; i >= 0; --i) text += static_cast<char>(0x80 | (c >> (6 * i) & 0x3F));
 }
 
-bool is_name(std::string_view text) {
+bool is_word(std::string_view text) {
   const auto is_allowed = [](char c) { return is_alnum(c) || c == '_'; };
-  return !text.empty() && !is_digit(text[0]) && std::all_of(text.begin(), text.end(), is_allowed) && !is_keyword(text);
+  return !text.empty() && !is_digit(text[0]) && std::all_of(text.begin(), text.end(), is_allowed);
 }
 
-std::string encode_base64(std::string_view bytes) {
-  std::string text;
-  for (size_t at = 0; at < bytes.size(); at += 3) {
-    const std::string_view three = bytes.substr(at, 3);
-    uint32_t bits = 0;
-    for (size_t i = 0; i < 3; ++i) bits = bits << 8 | (i < three.size() ? static_cast<uint8_t>(three[i]) : 0);
-    for (size_t i = 0; i < 4; ++i) text += i <= three.size() ? kBase64[bits >> (18 - 6 * i) & 63] : '=';
-  }
-  return text;
+bool is_name(std::string_view text) { return is_word(text) && !is_keyword(text); }
+
+bool is_hex(std::string_view text, size_t digits) {
+  return text.size() == digits && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
 std::optional<std::string> decode_base64(std::string_view text) {
@@ -104,16 +106,12 @@ std::optional<std::string> decode_base64(std::string_view text) {
 }
 
 std::string printable(std::string_view text) {
-  constexpr char kHex[] = "0123456789abcdef";
   std::string out;
   for (const char c : text) {
-    const auto byte = static_cast<uint8_t>(c);
-    if (byte >= 0x20 && byte < 0x7F && c != '\\' && c != '\'') {
+    if (c >= 0x20 && c < 0x7F && c != '\\' && c != '\'') {
       out += c;
     } else {
-      out += "\\x";
-      out += kHex[byte >> 4];
-      out += kHex[byte & 15];
+      out += escaped("\\x%02x", static_cast<uint8_t>(c));
     }
   }
   return out;
@@ -134,16 +132,6 @@ std::string first_line(std::string_view text) { return std::string(text.substr(0
 
 // --- JSON ------------------------------------------------------------------------------------------------------------
 
-namespace {
-
-std::string escaped(uint32_t unit) {
-  char text[8];
-  std::snprintf(text, sizeof text, "\\u%04x", unit);
-  return text;
-}
-
-}  // namespace
-
 std::string json_text(std::string_view text) {
   constexpr std::string_view kMeanings = "\"\\\b\f\n\r\t", kLetters = "\"\\bfnrt";
   const bool utf8 = is_utf8(text);
@@ -153,7 +141,7 @@ std::string json_text(std::string_view text) {
     if (const size_t index = kMeanings.find(c); index != std::string_view::npos) {
       (out += '\\') += kLetters[index];
     } else if (byte < 0x20) {
-      out += escaped(byte);
+      out += escaped("\\u%04x", byte);
     } else {
       out += byte >= 0x80 && !utf8 ? '?' : c;
     }
@@ -163,11 +151,7 @@ std::string json_text(std::string_view text) {
 
 std::string json_number(double value) {
   char text[32];
-  for (int digits = 15; digits <= 17; ++digits) {
-    std::snprintf(text, sizeof text, "%.*g", digits, value);
-    if (std::strtod(text, nullptr) == value) break;
-  }
-  return text;
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
 std::string json_object(const JsonMembers& members) {
@@ -184,11 +168,11 @@ std::string json_ascii(std::string_view json) {
       ++at;
       continue;
     }
-    const uint32_t code_point = next_code_point(json, at);
+    const uint32_t code_point = next_code_point(json, at), beyond = code_point - 0x10000;
     if (code_point < 0x10000) {
-      out += escaped(code_point);
+      out += escaped("\\u%04x", code_point);
     } else {  // two halves, as JSON has it
-      out += escaped(0xD800 + ((code_point - 0x10000) >> 10)) + escaped(0xDC00 + ((code_point - 0x10000) & 0x3FF));
+      out += escaped("\\u%04x", 0xD800 + (beyond >> 10)) + escaped("\\u%04x", 0xDC00 + (beyond & 0x3FF));
     }
   }
   return out;

@@ -25,15 +25,16 @@ bool is_utf8(std::string_view text);
 // Appends a code point as UTF-8. A surrogate becomes three bytes, which is_utf8 refuses.
 void append_utf8(std::string& text, char32_t code_point);
 
-// Whether a parameter, a named tuple or its field may have this name: an ASCII letter or _, then letters, digits and _;
-// Python's keywords, such as `class`, are not allowed.
+// Whether a text is an ASCII letter or _, then letters, digits and _.
+bool is_word(std::string_view text);
+// Whether a parameter, a named tuple or its field may have this name: a word, but none of Python's keywords.
 bool is_name(std::string_view text);
+
+// Whether a text is this number of hexadecimal digits in lower case.
+bool is_hex(std::string_view text, size_t digits = 64);
 
 // Decodes base64 with padding and without line breaks. Nothing if the text is not the canonical encoding.
 std::optional<std::string> decode_base64(std::string_view text);
-
-// Encodes base64 with padding and without line breaks.
-std::string encode_base64(std::string_view bytes);
 
 // The text for messages: printable, in quotes, at most about 100 bytes of it.
 std::string shown(std::string_view text);
@@ -63,6 +64,14 @@ std::string concat(const Parts&... parts) {
 
 // The parts with `by` between them.
 std::string joined(const std::vector<std::string>& parts, std::string_view by = ", ");
+
+// The first texts, with commas between them, and how many more there are. `each` turns an item into a text.
+template <class List, class F>
+std::string some(const List& items, size_t most, const F& each) {
+  std::vector<std::string> first;
+  for (size_t i = 0; i < items.size() && i < most; ++i) first.push_back(each(items[i]));
+  return joined(first) + (items.size() > most ? " and " + std::to_string(items.size() - most) + " more" : "");
+}
 
 // The text before the first line feed.
 std::string first_line(std::string_view text);
