@@ -9,9 +9,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <memory>
+
+#include "package/text.h"
 
 namespace exportkit {
 namespace {
@@ -45,11 +48,8 @@ void remove_unlocked(const fs::path& path) {
 }
 
 void remove_leftovers(const fs::path& folder, const std::string& prefix) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> entries(opendir(folder.c_str()), closedir);
-  if (!entries) return;
-  while (const dirent* entry = readdir(entries.get())) {
-    if (is_temporary(entry->d_name) && temporary_prefix(entry->d_name) == prefix)
-      remove_unlocked(folder / entry->d_name);
+  for (const std::string& name : names_in(folder)) {
+    if (is_temporary(name) && temporary_prefix(name) == prefix) remove_unlocked(folder / name);
   }
 }
 
@@ -58,16 +58,26 @@ void remove_leftovers(const fs::path& folder, const std::string& prefix) {
 bool is_temporary(std::string_view name) {
   constexpr size_t kEnding = 1 + kRandomDigits + kSuffix.size();
   if (name.size() <= kEnding || !name.ends_with(kSuffix) || name[name.size() - kEnding] != '.') return false;
-  const std::string_view digits = name.substr(name.size() - kEnding + 1, kRandomDigits);
-  return digits.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+  return is_hex(name.substr(name.size() - kEnding + 1, kRandomDigits), kRandomDigits);
 }
 
 std::string_view temporary_prefix(std::string_view name) {
   return name.substr(0, name.size() - 1 - kRandomDigits - kSuffix.size());
 }
 
-// Avoids std::filesystem's remove_all and iterators: libtorch exports those of an older libstdc++, which crash with a
-// newer one.
+// These avoid std::filesystem's iterators and remove_all: libtorch exports those of an older libstdc++, which crash
+// with a newer one.
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(opendir(folder.c_str()), closedir);
+  while (const dirent* entry = entries ? readdir(entries.get()) : nullptr) {
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
 void remove_tree(const fs::path& path) {
   constexpr int kOpenFolders = 16;
   const auto remove_one = [](const char* name, const struct stat*, int, FTW*) { return std::remove(name), 0; };

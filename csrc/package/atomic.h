@@ -12,6 +12,7 @@
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 namespace exportkit {
 
@@ -61,6 +62,9 @@ class Descriptor {
 // Unfinished files are named `<prefix>.<16 hexadecimal digits>.tmp`. These tell whether a name is one, and its prefix.
 bool is_temporary(std::string_view name);
 std::string_view temporary_prefix(std::string_view name);
+
+// The sorted names in a folder; empty if it cannot be read.
+std::vector<std::string> names_in(const std::filesystem::path& folder);
 
 // Removes a file, or a folder and its contents. Ignores what cannot be removed.
 void remove_tree(const std::filesystem::path& path);

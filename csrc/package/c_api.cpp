@@ -85,13 +85,9 @@ SignatureRequest request_of(const ek_demand& demand) {
   return request;
 }
 
-std::string json(const PublicKey& key) {
+std::string key_json(const PublicKey& key) {
   return json_object(
       {{"id", json_text(key.id)}, {"source", json_text(key.source)}, {"is_ed25519", json_bool(key.is_ed25519())}});
-}
-
-std::string json(const std::vector<PublicKey>& keys) {
-  return json_list(keys, [](const PublicKey& key) { return json(key); });
 }
 
 }  // namespace exportkit::c_api
@@ -220,7 +216,7 @@ int ek_match_state(const char* weights, const char* state, const char* given, ek
 }
 
 int ek_public_key(const char* source, ek_text* key) {
-  return guarded([&] { answer(key, json(read_public_key(source))); });
+  return guarded([&] { answer(key, key_json(read_public_key(source))); });
 }
 
 int ek_public_key_hash(const char* source, ek_text* name) {

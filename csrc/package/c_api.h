@@ -42,7 +42,6 @@ ek_text view(const std::string& text);
 // Tensors of a file that the caller reads: a list of {"name", "dtype", "shape"}.
 std::vector<safetensors::Place> read_places(JsonReader& json);
 SignatureRequest request_of(const ek_demand& demand);
-std::string json(const PublicKey& key);
-std::string json(const std::vector<PublicKey>& keys);
+std::string key_json(const PublicKey& key);
 
 }  // namespace exportkit::c_api

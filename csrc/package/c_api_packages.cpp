@@ -26,7 +26,6 @@ struct ek_mapping {
 
 struct ek_entry {
   CacheEntry entry;
-  std::string folder, library;
 };
 
 namespace {
@@ -36,16 +35,11 @@ ek_package* opened(OpenedFile file, const ek_demand* demand) {
   if (demand != nullptr) request = request_of(*demand);
   auto made =
       std::unique_ptr<ek_package>(new ek_package{PackageReader(std::move(file), request ? &*request : nullptr), {}});
-  made->signers = json(made->reader.signers());
+  made->signers = json_list(made->reader.signers(), key_json);
   return made.release();
 }
 
 Unpacking unpacking(int always) { return {always != 0, warn}; }
-
-void give(CacheEntry made, ek_entry** entry) {
-  const std::string folder = made.folder().string(), library = made.library().string();
-  *entry = new ek_entry{std::move(made), folder, library};
-}
 
 const Library& library_of(const ek_package* package, const char* record) {
   for (const Library& library : package->reader.manifest().libraries) {
@@ -124,14 +118,9 @@ int ek_package_match_state_file(const ek_package* package, const char* given, co
   return guarded([&] {
     StateFile file;
     JsonReader json(given, 8), numbers(sizes, 8);
-    const auto metadata = [](JsonReader& reader) {
-      const auto members = object_of(text)(reader);
-      return safetensors::Metadata(members.begin(), members.end());
-    };
-    fields(json, field("path", file.path, text), field("metadata", file.metadata, metadata),
+    fields(json, field("path", file.path, text), field("metadata", file.metadata, map_of(text)),
            field("tensors", file.places, read_places));
-    const auto members = object_of(integer)(numbers);
-    const std::map<std::string, int64_t> rows(members.begin(), members.end());
+    const auto rows = map_of(integer)(numbers);
     const Manifest& manifest = package->reader.manifest();
     const auto found = part == EK_WHOLE_STATE ? match_whole_state(manifest, rows, file)
                                               : match_part_of_state(manifest, rows, file, part == EK_PART_OF_A_ROW);
@@ -188,20 +177,21 @@ void ek_mapping_close(ek_mapping* mapping) { delete mapping; }
 // --- the cache -------------------------------------------------------------------------------------------------------
 
 int ek_package_unpack_library(const ek_package* package, const char* record, int always, ek_entry** entry) {
-  return guarded([&] { give(unpack(package->reader, library_of(package, record), unpacking(always)), entry); });
+  return guarded(
+      [&] { *entry = new ek_entry{unpack(package->reader, library_of(package, record), unpacking(always))}; });
 }
 
 int ek_package_unpack_target(const ek_package* package, const char* folder, int always, ek_entry** entry) {
-  return guarded([&] { give(unpack_code(package->reader, folder, unpacking(always)), entry); });
+  return guarded([&] { *entry = new ek_entry{unpack_code(package->reader, folder, unpacking(always))}; });
 }
 
 int ek_compiled_entry(const char* digest, ek_entry** entry) {
-  return guarded([&] { give(compiled_entry(digest), entry); });
+  return guarded([&] { *entry = new ek_entry{compiled_entry(digest)}; });
 }
 
-const char* ek_entry_folder(const ek_entry* entry) { return entry->folder.c_str(); }
+const char* ek_entry_folder(const ek_entry* entry) { return entry->entry.folder.c_str(); }
 
-const char* ek_entry_library(const ek_entry* entry) { return entry->library.c_str(); }
+const char* ek_entry_library(const ek_entry* entry) { return entry->entry.library.c_str(); }
 
 void ek_entry_close(ek_entry* entry) { delete entry; }
 }

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -13,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <system_error>
+#include <thread>
 
 #include "package/digests.h"
 #include "package/errors.h"
@@ -60,8 +60,7 @@ void lock(int fd, int operation) {
   while (flock(fd, operation | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
     if (errno != EWOULDBLOCK || std::chrono::steady_clock::now() >= deadline) return;
-    const timespec pause{0, 5'000'000};
-    nanosleep(&pause, nullptr);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 }
 
@@ -79,16 +78,14 @@ void verify_or_extract(const fs::path& folder, const PackageReader& reader, cons
     }
     files.emplace(name, VerifiedFile{record->sha256, *state});
   }
-  write_entry_record(folder / kEntryRecord, files);
+  write_entry_record(folder, files);
 }
 
 // Unpacks the files into the folder, unless they are there and verified.
 void fill(const fs::path& folder, const PackageReader& reader, const Contents& contents, bool always) {
   std::map<std::string, std::string> digests;
   for (const auto& [name, record] : contents.records) digests.emplace(name, record->sha256);
-  const auto verified = [&] {
-    return !always && is_verified(folder, read_entry_record(folder / kEntryRecord), digests);
-  };
+  const auto verified = [&] { return !always && is_verified(folder, digests); };
   if (!verified()) {
     // Writers take turns if files can be locked, because the others would write the same files again.
     const Descriptor turns(open((folder / kWritersLock).c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
@@ -112,17 +109,12 @@ CacheEntry held_entry(const fs::path& root, const std::string& kind, const std::
       struct stat ours{}, there{};
       const bool same = fstat(fd.get(), &ours) == 0 && lstat(folder.c_str(), &there) == 0 &&
                         ours.st_ino == there.st_ino && ours.st_dev == there.st_dev;
-      if (same) return {folder, library, std::move(fd)};
+      if (same) return {folder, folder / library, std::move(fd)};
     } catch (const std::system_error& error) {
       if (!is_gone(error) || race + 1 == kRaces) throw;  // else it was deleted meanwhile
     }
   }
   throw FileError(root / kind / digest, "it was deleted repeatedly while it was unpacked", ENOENT);
-}
-
-CacheEntry unpack_in(const fs::path& root, const PackageReader& reader, const Contents& contents, bool always) {
-  return held_entry(root, contents.kind, contents.digest, library_of(contents),
-                    [&](const fs::path& folder) { fill(folder, reader, contents, always); });
 }
 
 // This process's temporary directory, removed when the process ends.
@@ -152,10 +144,14 @@ std::string temporary_directory() {
 }
 
 CacheEntry unpack(const PackageReader& reader, const Contents& contents, const Unpacking& how) {
+  const auto unpack_in = [&](const fs::path& root) {
+    return held_entry(root, contents.kind, contents.digest, library_of(contents),
+                      [&](const fs::path& folder) { fill(folder, reader, contents, how.always); });
+  };
   const std::string cache = cache_directory().string();
   std::string reason;
   try {
-    return unpack_in(cache, reader, contents, how.always);
+    return unpack_in(cache);
   } catch (const std::system_error& error) {
     reason = reason_of(error);
   }
@@ -164,7 +160,7 @@ CacheEntry unpack(const PackageReader& reader, const Contents& contents, const U
              "); unpacking to a temporary directory instead. Set EXPORTKIT_CACHE to a private, writable directory.");
   }
   try {
-    return unpack_in(fallback_directory(), reader, contents, how.always);
+    return unpack_in(fallback_directory());
   } catch (const std::system_error& error) {
     throw Error(errors::kCache,
                 "cannot unpack " + reader.name() + " (" + megabytes(contents) + "), neither to the cache " + cache +

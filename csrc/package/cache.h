@@ -10,23 +10,14 @@
 
 namespace exportkit {
 
-inline constexpr const char* kEntryRecord = "~verified.json";
 inline constexpr const char* kWritersLock = "~lock";
 inline constexpr const char* kCompiled = "compiled";
 
 // An unpacked entry in use: `exportkit doctor --prune-cache` does not remove it while this object lives.
-class CacheEntry {
- public:
-  CacheEntry(std::filesystem::path folder, const std::string& library, Descriptor locked)
-      : folder_(std::move(folder)), library_(folder_ / library), locked_(std::move(locked)) {}
-
-  const std::filesystem::path& folder() const { return folder_; }
-  // The shared library in the folder; for a target, the model.
-  const std::filesystem::path& library() const { return library_; }
-
- private:
-  std::filesystem::path folder_, library_;
-  Descriptor locked_;
+struct CacheEntry {
+  std::filesystem::path folder;
+  std::filesystem::path library;  // in the folder; for a target, the model
+  Descriptor lock;
 };
 
 struct Unpacking {

@@ -134,9 +134,8 @@ void check_finite(const OutputTolerance& tolerance, const std::string& what) {
 }
 
 void check_gradient(const TensorOutput& output, const GradientOf& gradient, const Names& outputs, const Call& call) {
-  const auto input = std::find_if(call.inputs.begin(), call.inputs.end(),
-                                  [&](const TensorInput& each) { return each.name == gradient.input; });
-  require(gradient.output != output.name && outputs.contains(gradient.output) && input != call.inputs.end(), "output ",
+  const bool has_input = std::ranges::count(call.inputs, gradient.input, &TensorInput::name) > 0;
+  require(gradient.output != output.name && outputs.contains(gradient.output) && has_input, "output ",
           Quoted{output.name}, " is the gradient of ", Quoted{gradient.output}, " with respect to ",
           Quoted{gradient.input}, ", which are not another output and an input");
   require(std::isfinite(gradient.scale) && gradient.scale != 0, "output ", Quoted{output.name},
@@ -144,13 +143,13 @@ void check_gradient(const TensorOutput& output, const GradientOf& gradient, cons
 }
 
 const TensorOutput& output_named(const Call& call, const std::string& name) {
-  return *std::find_if(call.outputs.begin(), call.outputs.end(), [&](const auto& each) { return each.name == name; });
+  return *std::ranges::find(call.outputs, name, &TensorOutput::name);
 }
 
 // Whether the sizes that are known on both sides are equal. Else, outputs could not be compared.
 bool alike(std::span<const Extent> left, std::span<const Extent> right) {
   const auto unknown = [](const Extent& extent) { return std::holds_alternative<std::monostate>(extent); };
-  return std::equal(left.begin(), left.end(), right.begin(), right.end(), [&](const Extent& one, const Extent& other) {
+  return std::ranges::equal(left, right, [&](const Extent& one, const Extent& other) {
     return unknown(one) || unknown(other) || one == other;
   });
 }

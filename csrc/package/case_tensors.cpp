@@ -1,6 +1,8 @@
 // The tensors of recorded cases.
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <ranges>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -16,27 +18,8 @@ namespace exportkit {
 namespace {
 
 using safetensors::Place;
-using Sizes = std::unordered_map<std::string_view, int64_t>;
-using Shape = std::vector<std::optional<int64_t>>;  // nothing where any size is right
-
-std::string shape_text(const Shape& shape) {
-  std::string text;
-  for (const auto& size : shape) text += (text.empty() ? "" : ", ") + (size ? std::to_string(*size) : "*");
-  return "[" + text + "]";
-}
-
-// The manifest was checked: the dimension has a number, and the size fits.
-Shape shape_at(const std::vector<Extent>& extents, const Sizes& sizes) {
-  Shape shape;
-  for (const Extent& extent : extents) {
-    const auto* fixed = std::get_if<int64_t>(&extent);
-    const Size* size = size_of(extent);
-    shape.push_back(fixed  ? std::optional(*fixed)
-                    : size ? std::optional(size_at(*size, sizes.at(size->dimension)))
-                           : std::nullopt);
-  }
-  return shape;
-}
+using Sizes = std::map<std::string, int64_t>;  // by dimension; the manifest was checked, so that each has one
+using Shape = std::vector<int64_t>;
 
 // The file of a case. Each tensor is taken once; what is left is too much.
 class Tensors {
@@ -52,14 +35,10 @@ class Tensors {
     const auto node = left_.extract(name);
     if (node.empty()) throw error(" has no " + name + " (" + printable(what) + ")");
     const Place& place = *node.mapped();
-    bool fits = place.dtype == dtype && place.shape.size() == shape.size();
-    for (size_t i = 0; fits && i < shape.size(); ++i) fits = !shape[i] || *shape[i] == place.shape[i];
-    if (!fits) {
-      throw error(": " + name + " (" + printable(what) + ") is " + place.dtype +
-                  shape_text({place.shape.begin(), place.shape.end()}) + "; the manifest says " + std::string(dtype) +
-                  shape_text(shape));
-    }
-    return place;
+    const auto fits = [](int64_t size, int64_t wanted) { return wanted == kAnySize || size == wanted; };
+    if (place.dtype == dtype && std::ranges::equal(place.shape, shape, fits)) return place;
+    throw error(": " + name + " (" + printable(what) + ") is " + kind_text(place.dtype, place.shape) +
+                "; the manifest says " + kind_text(dtype, shape));
   }
 
   // Takes the reference of a tensor, if there is one by its name among `accuracies`.
@@ -67,14 +46,12 @@ class Tensors {
                       const std::unordered_map<std::string_view, bool>& floating) {
     const auto found = floating.find(result);
     if (found == floating.end()) return;
-    take(name, result, found->second ? reference_dtype(dtype) : dtype, {of.shape.begin(), of.shape.end()});
+    take(name, result, found->second ? reference_dtype(dtype) : dtype, of.shape);
   }
 
   void check_empty() const {
     if (left_.empty()) return;
-    const auto first = std::min_element(left_.begin(), left_.end(),
-                                        [](const auto& one, const auto& other) { return one.first < other.first; });
-    throw error(" has an unexpected tensor: " + printable(first->first));
+    throw error(" has an unexpected tensor: " + printable(std::ranges::min(left_ | std::views::keys)));
   }
 
  private:
@@ -125,8 +102,6 @@ void take_state(const std::vector<StateTensor>& state, const Case& recorded, Ten
     tensors.take_reference("state_reference." + std::to_string(j), one.name, one.dtype, last, references);
   }
 }
-
-bool is_floating(std::string_view dtype) { return dtype.starts_with("float") || dtype == "bfloat16"; }
 
 // What may have a reference: an output, what a call writes into an input, or a state.
 struct Result {
@@ -179,9 +154,7 @@ void check_sizes(const CaseCall& call, const Dimensions& dimensions, const std::
   // Names are unique, so the same number of declared names means the same names.
   require(call.sizes.size() == dimensions.size(), what, " gives sizes for ", call.sizes.size(), " dimensions of ",
           dimensions.size());
-  for (const auto& given : call.sizes) {
-    const std::string& name = given.first;
-    const int64_t size = given.second;
+  for (const auto& [name, size] : call.sizes) {
     const auto found = dimensions.find(name);
     require(found != dimensions.end(), what, " has a size for ", name, ", which is not a dimension");
     require(found->second->min <= size && size <= found->second->max, what, " has ", name, " = ", size, ", outside ",
@@ -240,11 +213,10 @@ void check_case(const Manifest& manifest, const Case& recorded, std::string_view
 void check_cases(const Manifest& manifest) {
   distinct(manifest.cases, kRecord, "case");
   const auto expected = expected_of(manifest);
-  const std::optional<std::string> none;
   Results state;
   Names state_dimensions;
   for (const StateTensor& one : manifest.state) {
-    state.emplace(one.name, Result{one.dtype, &none});
+    state.emplace(one.name, Result{one.dtype, &one.tolerance.rows_of});
     if (const Size* rows = rows_of(one)) state_dimensions.insert(rows->dimension);
   }
   for (const Case& recorded : manifest.cases) {

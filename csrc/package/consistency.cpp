@@ -61,9 +61,8 @@ void check_each_method(const List& list, NameOf name_of, const Manifest& manifes
 constexpr auto kKey = [](const auto& member) -> std::string_view { return member.first; };
 
 void check_records(const Manifest& manifest) {
-  const auto out_of_order = [](const Record& one, const Record& next) { return one.name >= next.name; };
-  require(std::adjacent_find(manifest.records.begin(), manifest.records.end(), out_of_order) == manifest.records.end(),
-          "the records are not sorted by name, or a name appears twice");
+  const auto out_of_order = std::ranges::adjacent_find(manifest.records, std::ranges::greater_equal(), &Record::name);
+  require(out_of_order == manifest.records.end(), "the records are not sorted by name, or a name appears twice");
   for (const Record& record : manifest.records) {
     require(!record.name.starts_with(kExtraDir), "record ", Quoted{record.name}, " is under ", kExtraDir,
             ", where torch's loaders expect their own text; a package must not have records there");
@@ -104,11 +103,10 @@ std::vector<std::string> code_folders(const Manifest& manifest) {
   for (const Target& target : manifest.targets) {
     for (const Method& method : manifest.methods) folders.push_back(code_folder(target.name, method.name));
   }
-  std::sort(folders.begin(), folders.end());
+  std::ranges::sort(folders);
   // A prefix comes right before what it is a prefix of.
-  const auto prefix = std::adjacent_find(folders.begin(), folders.end(), [](const auto& shorter, const auto& longer) {
-    return longer.starts_with(shorter);
-  });
+  const auto prefix = std::ranges::adjacent_find(
+      folders, [](const std::string& shorter, const std::string& longer) { return longer.starts_with(shorter); });
   if (prefix == folders.end()) return folders;
   inconsistent("the code folder ", *prefix, " is a prefix of the code folder ", *std::next(prefix),
                ": torch would read the records of both as one model");
@@ -130,24 +128,20 @@ void check_targets(const Manifest& manifest) {
     require(known.contains(folder), "record ", Quoted{record.name}, " belongs to no method of a target");
     if (slash != std::string_view::npos && rest.ends_with(".so")) missing.erase(folder);
   }
-  const auto lacks_code = [&](const std::string& folder) { return missing.contains(folder); };
-  const auto found = std::find_if(folders.begin(), folders.end(), lacks_code);
-  if (found == folders.end()) return;
-  inconsistent("there is no compiled code in ", *found, ": no record ", kAotInductorDir, *found, "/*.so");
+  for (const std::string& folder : folders) {
+    require(!missing.contains(folder), "there is no compiled code in ", folder, ": no record ", kAotInductorDir, folder,
+            "/*.so");
+  }
 }
 
 void check_onnx_functions(const Onnx& onnx, const Names& known) {
   std::set<std::tuple<std::string_view, std::string_view, std::string_view>> seen;
   for (const OnnxFunction& function : onnx.functions) {
-    const auto what = [&] {
-      return "ONNX function " + shown(function.domain + "::" + function.name + ":" + function.overload);
-    };
-    if (function.domain.empty() || function.name.empty()) inconsistent(what(), " has no domain or no name");
-    if (!known.contains(function.op)) {
-      inconsistent(what(), " computes ", Quoted{function.op}, ", which is not among the operators");
-    }
+    const std::string what = "ONNX function " + shown(function.domain + "::" + function.name + ":" + function.overload);
+    require(!function.domain.empty() && !function.name.empty(), what, " has no domain or no name");
+    require(known.contains(function.op), what, " computes ", Quoted{function.op}, ", which is not among the operators");
     const bool is_new = seen.emplace(function.domain, function.name, function.overload).second;
-    if (!is_new) inconsistent(what(), " appears twice");
+    require(is_new, what, " appears twice");
   }
 }
 
@@ -202,8 +196,7 @@ void check_consistency(const Manifest& manifest) {
   check_methods(manifest);
   check_records(manifest);
   check_targets(manifest);
-  check_weights(manifest);
-  check_state(manifest);
+  check_state(manifest, check_weights(manifest));
   check_operators(manifest.operators, "operators");
   check_onnx(manifest);
   check_libraries(manifest);
@@ -221,7 +214,7 @@ std::vector<const Library*> libraries_for(const std::vector<Library>& libraries,
     const bool fits = library.device == "cpu" || library.device == target.device;
     if (library.platform == target.platform && fits) usable.push_back(&library);
   }
-  std::stable_partition(usable.begin(), usable.end(), [](const Library* library) { return library->device == "cpu"; });
+  std::ranges::stable_partition(usable, [](const Library* library) { return library->device == "cpu"; });
   return usable;
 }
 

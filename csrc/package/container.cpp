@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <system_error>
 
@@ -58,40 +57,37 @@ void append_central_header(std::string& out, const Entry& entry) {
 
 // --- any zip archive -----------------------------------------------------------------------------------------------
 
-struct Damaged {
-  const char* what;
-};
-
-// Replaces the fields that did not fit in 32 bits by the values of the ZIP64 extra field, in this order.
-void widen(std::string_view extra, uint64_t& size, uint64_t& stored_size, uint64_t& offset) {
-  if (size != kMax32 && stored_size != kMax32 && offset != kMax32) return;
-  size_t at = 0;
-  while (at + 4 <= extra.size()) {
-    const size_t length = load<uint16_t>(extra, at + 2);
-    if (load<uint16_t>(extra, at) != 1) {
-      at += 4 + length;
-      continue;
-    }
+// Replaces the fields that did not fit in 32 bits by the values of the ZIP64 extra field, in this order. False if that
+// field is cut short.
+bool widen(std::string_view extra, uint64_t& size, uint64_t& stored_size, uint64_t& offset) {
+  if (size != kMax32 && stored_size != kMax32 && offset != kMax32) return true;
+  for (size_t at = 0, length = 0; at + 4 <= extra.size(); at += 4 + length) {
+    length = load<uint16_t>(extra, at + 2);
+    if (load<uint16_t>(extra, at) != 1) continue;
     std::string_view wide = extra.substr(at + 4, length / 8 * 8);
-    if (wide.size() % 8 != 0) throw Damaged{"its ZIP64 field is cut short"};
+    if (wide.size() % 8 != 0) return false;
     for (uint64_t* field : {&size, &stored_size, &offset}) {
       if (*field != kMax32 || wide.empty()) continue;
       *field = load<uint64_t>(wide, 0);
       wide.remove_prefix(8);
     }
-    return;
+    return true;
   }
+  return true;
 }
 
 // Reads the entry at `at` and moves `at` to the next one. check_layout finds anything unusual.
-Header parse_central(std::string_view block, size_t& at) {
-  if (block.size() - at < kCentralBytes) throw Damaged{"it reaches beyond the directory"};
-  if (load<uint32_t>(block, at) != kCentralSignature) throw Damaged{"it does not start with an entry's signature"};
+Header parse_central(std::string_view block, size_t number, size_t& at) {
+  const auto require = [&](bool holds, const char* what) {
+    if (holds) return;
+    throw Error(errors::kNotAnArchive, concat("entry ", number, " of the central directory is damaged: ", what));
+  };
+  require(block.size() - at >= kCentralBytes, "it reaches beyond the directory");
+  require(load<uint32_t>(block, at) == kCentralSignature, "it does not start with an entry's signature");
   const size_t name_length = load<uint16_t>(block, at + 28), extra_length = load<uint16_t>(block, at + 30),
                comment_length = load<uint16_t>(block, at + 32);
-  if (block.size() - at - kCentralBytes < name_length + extra_length + comment_length) {
-    throw Damaged{"it reaches beyond the directory"};
-  }
+  require(block.size() - at - kCentralBytes >= name_length + extra_length + comment_length,
+          "it reaches beyond the directory");
   Header header{};
   header.flags = load<uint16_t>(block, at + 8);
   header.method = load<uint16_t>(block, at + 10);
@@ -101,8 +97,9 @@ Header parse_central(std::string_view block, size_t& at) {
   header.attributes = load<uint32_t>(block, at + 38);
   header.offset = load<uint32_t>(block, at + 42);
   header.name = block.substr(at + kCentralBytes, name_length);
-  if (!is_utf8(header.name)) throw Damaged{"its name is not UTF-8"};
-  widen(block.substr(at + kCentralBytes + name_length, extra_length), header.size, header.stored_size, header.offset);
+  require(is_utf8(header.name), "its name is not UTF-8");
+  const std::string_view extra = block.substr(at + kCentralBytes + name_length, extra_length);
+  require(widen(extra, header.size, header.stored_size, header.offset), "its ZIP64 field is cut short");
   at += kCentralBytes + name_length + extra_length + comment_length;
   return header;
 }
@@ -187,9 +184,9 @@ std::vector<Header> read_directory(int fd, uint64_t file_size) {
   const std::string_view tail = bytes;
   if (tail.size() < kEndBytes || load<uint32_t>(tail, tail.size() - kEndBytes) != kEndSignature) {
     throw Error(errors::kNotAnArchive,
-                "the file (" + std::to_string(file_size) +
-                    " bytes) does not end like a zip archive: it was cut short, something "
-                    "was appended to it, or it is not an archive",
+                concat("the file (", file_size,
+                       " bytes) does not end like a zip archive: it was cut short, something "
+                       "was appended to it, or it is not an archive"),
                 "Give a .pt2 that exportkit wrote; if this is one, copy it again.");
   }
   const std::string_view end = tail.substr(tail.size() - kEndBytes);
@@ -208,14 +205,7 @@ std::vector<Header> read_directory(int fd, uint64_t file_size) {
   const std::string block = read_at(fd, start, length);
   std::vector<Header> headers;
   size_t at = 0;
-  while (headers.size() < count) {
-    try {
-      headers.push_back(parse_central(block, at));
-    } catch (const Damaged& damaged) {
-      throw Error(errors::kNotAnArchive,
-                  "entry " + std::to_string(headers.size()) + " of the central directory is damaged: " + damaged.what);
-    }
-  }
+  while (headers.size() < count) headers.push_back(parse_central(block, headers.size(), at));
   return headers;
 }
 
@@ -231,8 +221,8 @@ std::vector<Entry> check_layout(int fd, uint64_t file_size, const std::vector<He
     }
     const Entry entry = laid_out(header.name, header.size, header.crc32, offset);
     if (entry.data_offset > file_size || header.size > file_size - entry.data_offset) {
-      bad_layout("record " + header.name + " has " + std::to_string(header.size) + " bytes from byte " +
-                 std::to_string(entry.data_offset) + ", but the file has " + std::to_string(file_size));
+      bad_layout(concat("record ", header.name, " has ", header.size, " bytes from byte ", entry.data_offset,
+                        ", but the file has ", file_size));
     }
     if (const std::string expected = local_header(entry); read_at(fd, offset, expected.size()) != expected) {
       bad_layout("the local header of record " + header.name + " disagrees with the central directory",

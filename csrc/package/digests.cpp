@@ -6,8 +6,6 @@
 #include <bit>
 #include <cstring>
 
-#include "package/libcrypto.h"
-
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -158,6 +156,13 @@ bool has_crc32() {
 #endif
 
 }  // namespace
+
+void* open_libcrypto() {
+  // Some wheels bring another OpenSSL under another name. With RTLD_DEEPBIND, libcrypto calls its own functions and not
+  // that one's, which would crash. Sanitizers end a process that uses this flag.
+  const bool sanitized = dlsym(RTLD_DEFAULT, "__asan_init") != nullptr || dlsym(RTLD_DEFAULT, "__tsan_init") != nullptr;
+  return dlopen(kLibcrypto, RTLD_NOW | RTLD_LOCAL | (sanitized ? 0 : RTLD_DEEPBIND));
+}
 
 Sha256::Sha256() : state_(kStart), size_(0) {}
 

@@ -26,6 +26,11 @@ class Sha256 {
 
 std::string sha256_hex(std::string_view data);
 
+// OpenSSL 3, which stays open; null without one, and dlerror() says why. The build does not need it, and digests can do
+// without it.
+inline constexpr const char* kLibcrypto = "libcrypto.so.3";
+void* open_libcrypto();
+
 // The CRC-32 of zip archives. To go on from earlier data, pass its CRC-32 as `before`; pass 0 to begin.
 uint32_t crc32(uint32_t before, const void* data, size_t size);
 

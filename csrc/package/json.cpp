@@ -173,8 +173,8 @@ void JsonReader::skip() {
         keys.emplace_back(key);
         skip();
       });
-      std::sort(keys.begin(), keys.end());
-      if (const auto twice = std::adjacent_find(keys.begin(), keys.end()); twice != keys.end()) {
+      std::ranges::sort(keys);
+      if (const auto twice = std::ranges::adjacent_find(keys); twice != keys.end()) {
         fail("duplicate key " + shown(*twice));
       }
       return;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -31,8 +32,9 @@ inline std::string_view format_version(JsonReader json) {
 
 // The version of a file, of which there is one.
 inline int64_t version_1(JsonReader& json) {
-  if (json.integer() != 1) json.fail("expected version 1");
-  return 1;
+  const int64_t version = json.integer();
+  if (version != 1) json.fail("expected version 1");
+  return version;
 }
 
 template <class... Words>
@@ -75,9 +77,20 @@ constexpr auto object_of(Read read) {
   };
 }
 
+// The same, by key.
+template <class Read>
+constexpr auto map_of(Read read) {
+  return [=](JsonReader& json) {
+    std::map<std::string, decltype(read(json))> members;
+    json.object([&](std::string_view key) { members.emplace(key, read(json)); });
+    return members;
+  };
+}
+
 // --- objects -------------------------------------------------------------------------------------------------------
 
-// A member of an object. `place` is a variable (a reference), or a member of the struct that `object` makes.
+// A member of an object. `place` is a variable (a reference), a member of the struct that `object` makes, or
+// std::ignore.
 template <class Place, class Read>
 struct Field {
   const char* key;
@@ -96,15 +109,20 @@ constexpr Field<T C::*, Read> field(const char* key, T C::* member, Read read) {
   return {key, member, read};
 }
 
+// A member that is checked and not kept.
+template <class Read>
+constexpr Field<decltype((std::ignore)), Read> unkept(const char* key, Read read) {
+  return {key, std::ignore, read};
+}
+
 // A member of the struct that has the key's name.
 #define FIELD(Struct, member, read) field(#member, &Struct::member, read)
 
-// A key that may be absent; the value then stays as it is.
-template <class... Given>
-constexpr auto optional_field(const char* key, Given&&... given) {
-  auto made = field(key, std::forward<Given>(given)...);
-  made.required = false;
-  return made;
+// A member that may be absent; its place then stays as it is.
+template <class Member>
+constexpr Member optional(Member member) {
+  member.required = false;
+  return member;
 }
 
 // Reads an object with exactly these keys. The caller has checked that no key appears twice. Returns a bit mask of the
@@ -134,12 +152,22 @@ uint32_t fields(JsonReader& json, const Fields&... each) {
   return found;
 }
 
-// A struct that is an object with exactly these keys.
-template <class C, class... T, class... Read>
-constexpr auto object(Field<T C::*, Read>... each) {
+// The field with its place in a struct.
+template <class C, class T, class Read>
+Field<T&, Read> placed(const Field<T C::*, Read>& field, C& out) {
+  return {field.key, out.*field.place, field.read, field.required};
+}
+template <class C, class Read>
+Field<decltype((std::ignore)), Read> placed(const Field<decltype((std::ignore)), Read>& field, C&) {
+  return field;
+}
+
+// A struct that is an object with exactly these keys. Its first member is kept.
+template <class C, class T, class Read, class... Rest>
+constexpr auto object(Field<T C::*, Read> first, Rest... rest) {
   return [=](JsonReader& json) {
     C out{};
-    fields(json, Field<T&, Read>{each.key, out.*each.place, each.read, each.required}...);
+    fields(json, placed(first, out), placed(rest, out)...);
     return out;
   };
 }

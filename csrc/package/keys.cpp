@@ -1,5 +1,7 @@
 #include "package/keys.h"
 
+#include <dlfcn.h>
+
 #include <array>
 #include <new>
 #include <optional>
@@ -8,11 +10,64 @@
 #include "package/digests.h"
 #include "package/errors.h"
 #include "package/guarded.h"
-#include "package/libcrypto.h"
 #include "package/text.h"
+
+extern "C" {
+struct evp_md_ctx_st;
+struct evp_pkey_ctx_st;
+struct engine_st;
+}
 
 namespace exportkit {
 namespace {
+
+[[noreturn]] void missing(const std::string& why) {
+  throw Error(errors::kHost, "OpenSSL 3, which checks signatures, cannot be used: " + why,
+              "Install it (Debian and Ubuntu: apt-get install libssl3), or require no signature.");
+}
+
+void* function_of_libcrypto(const char* name) {
+  void* library = open_libcrypto();
+  if (library == nullptr) {
+    const char* said = dlerror();
+    missing(said == nullptr ? std::string("there is no ") + kLibcrypto : said);
+  }
+  void* const found = dlsym(library, name);
+  if (found == nullptr) missing(std::string(kLibcrypto) + " has no " + name);
+  return found;
+}
+
+// OpenSSL's functions used here, under their own names.
+struct Libcrypto {
+#define EXPORTKIT_CRYPTO(result, name, ...) \
+  result (*name)(__VA_ARGS__) = reinterpret_cast<result (*)(__VA_ARGS__)>(function_of_libcrypto(#name))
+  EXPORTKIT_CRYPTO(int, ERR_set_mark);
+  EXPORTKIT_CRYPTO(int, ERR_pop_to_mark);
+  EXPORTKIT_CRYPTO(evp_md_ctx_st*, EVP_MD_CTX_new);
+  EXPORTKIT_CRYPTO(void, EVP_MD_CTX_free, evp_md_ctx_st*);
+  EXPORTKIT_CRYPTO(int, EVP_DigestVerifyInit, evp_md_ctx_st*, evp_pkey_ctx_st**, const evp_md_st*, engine_st*,
+                   evp_pkey_st*);
+  EXPORTKIT_CRYPTO(int, EVP_DigestVerify, evp_md_ctx_st*, const uint8_t*, size_t, const uint8_t*, size_t);
+  EXPORTKIT_CRYPTO(const evp_md_st*, EVP_sha256);
+  EXPORTKIT_CRYPTO(const evp_md_st*, EVP_sha384);
+  EXPORTKIT_CRYPTO(const evp_md_st*, EVP_sha512);
+  EXPORTKIT_CRYPTO(int, EVP_EncodeBlock, uint8_t*, const uint8_t*, int);
+  EXPORTKIT_CRYPTO(evp_pkey_st*, d2i_PUBKEY, evp_pkey_st**, const uint8_t**, long);
+  EXPORTKIT_CRYPTO(int, i2d_PUBKEY, const evp_pkey_st*, uint8_t**);
+  EXPORTKIT_CRYPTO(void, EVP_PKEY_free, evp_pkey_st*);
+  EXPORTKIT_CRYPTO(int, EVP_PKEY_is_a, const evp_pkey_st*, const char*);
+  EXPORTKIT_CRYPTO(const char*, EVP_PKEY_get0_type_name, const evp_pkey_st*);
+  EXPORTKIT_CRYPTO(int, EVP_PKEY_get_group_name, const evp_pkey_st*, char*, size_t, size_t*);
+  EXPORTKIT_CRYPTO(int, EVP_PKEY_get_raw_public_key, const evp_pkey_st*, uint8_t*, size_t*);
+  EXPORTKIT_CRYPTO(int, EVP_PKEY_set_utf8_string_param, evp_pkey_st*, const char*, const char*);
+#undef EXPORTKIT_CRYPTO
+};
+
+// HostError if this machine has no OpenSSL 3.
+const Libcrypto& libcrypto() {
+  static const Libcrypto found;  // retried after a failure
+  return found;
+}
 
 constexpr std::string_view kBegin = "-----BEGIN PUBLIC KEY-----", kEnd = "-----END PUBLIC KEY-----";
 constexpr size_t kPemLine = 64;
@@ -68,8 +123,8 @@ std::string pem_of(Key* key) {
   auto* at = reinterpret_cast<uint8_t*>(der.data());
   must(libcrypto().i2d_PUBKEY(key, &at) == size);
   std::string letters((der.size() + 2) / 3 * 4 + 1, '\0');  // and a NUL
-  letters.resize(static_cast<size_t>(
-      libcrypto().EVP_EncodeBlock(reinterpret_cast<uint8_t*>(letters.data()), bytes(der), static_cast<int>(der.size()))));
+  letters.resize(static_cast<size_t>(libcrypto().EVP_EncodeBlock(reinterpret_cast<uint8_t*>(letters.data()), bytes(der),
+                                                                 static_cast<int>(der.size()))));
   std::string text = std::string(kBegin) + "\n";
   for (size_t line = 0; line < letters.size(); line += kPemLine) text += letters.substr(line, kPemLine) + "\n";
   return text + std::string(kEnd) + "\n";

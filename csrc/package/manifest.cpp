@@ -17,10 +17,8 @@ constexpr int64_t kMaxCount = int64_t{1} << 62;
 
 int64_t bounded(JsonReader& json, int64_t least, int64_t most) {
   const int64_t value = json.integer();
-  if (value < least || value > most) {
-    json.fail("expected an integer from " + std::to_string(least) + " to " + std::to_string(most));
-  }
-  return value;
+  if (least <= value && value <= most) return value;
+  json.fail(concat("expected an integer from ", least, " to ", most));
 }
 
 int64_t count(JsonReader& json) { return bounded(json, 0, kMaxCount); }
@@ -65,30 +63,27 @@ std::string file_name(JsonReader& json) {
   return value;
 }
 
-Constant constant(JsonReader& json) {
-  switch (json.peek()) {
-    case JsonReader::Kind::kNull:
-      json.null();
-      return std::monostate{};
-    case JsonReader::Kind::kBool:
-      return json.boolean();
-    case JsonReader::Kind::kString:
-      return json.string();
-    case JsonReader::Kind::kNumber:
-      if (json.at_integer()) return json.integer();
-      return json.number();
-    default:
-      json.fail("expected null, true, false, a number or a string");
+// Reads null, a boolean, an integer, a number or a string, and keeps nothing.
+std::monostate constant(JsonReader& json) {
+  using enum JsonReader::Kind;
+  const JsonReader::Kind kind = json.peek();
+  if (kind == kObject || kind == kArray) json.fail("expected null, true, false, a number or a string");
+  if (kind != kNumber) {
+    json.skip();
+  } else if (json.at_integer()) {
+    json.integer();
+  } else {
+    json.number();
   }
+  return {};
 }
 
 constexpr auto device = one_of("cpu", "cuda");
 
 // --- objects -------------------------------------------------------------------------------------------------------
 
-constexpr auto dimension =
-    object(FIELD(Dimension, name, symbol), FIELD(Dimension, min, count), FIELD(Dimension, max, count),
-           optional_field("tried", &Dimension::tried, list(count)));
+constexpr auto dimension = object(FIELD(Dimension, name, symbol), FIELD(Dimension, min, count),
+                                  FIELD(Dimension, max, count), optional(FIELD(Dimension, tried, list(count))));
 
 Extent extent(JsonReader& json) {
   if (json.peek() != JsonReader::Kind::kObject) return count(json);
@@ -107,8 +102,7 @@ constexpr auto gradient_of =
 constexpr auto output_tolerance =
     object(FIELD(OutputTolerance, rtol, not_negative), FIELD(OutputTolerance, atol, not_negative),
            FIELD(OutputTolerance, ranking_of, nullable(text)), FIELD(OutputTolerance, rows_of, nullable(text)),
-           optional_field("dim", &OutputTolerance::dim, integer),
-           optional_field("gradient_of", &OutputTolerance::gradient_of, gradient_of));
+           optional(FIELD(OutputTolerance, dim, integer)), optional(FIELD(OutputTolerance, gradient_of, gradient_of)));
 
 constexpr auto tensor_input =
     object(FIELD(TensorInput, name, text), FIELD(TensorInput, dtype, text), FIELD(TensorInput, shape, list(extent)),
@@ -129,13 +123,11 @@ Node read_node(JsonReader& json) {
                                                             {"mapping", kType | kKeys | kItems},
                                                             {"namedtuple", kType | kClassName | kFields | kItems}};
   Node node;
-  Constant value;
-  std::string kind;
   const uint32_t found =
-      fields(json, field("type", node.type, text), optional_field("index", node.index, count),
-             optional_field("value", value, constant), optional_field("kind", kind, one_of("list", "tuple")),
-             optional_field("keys", node.keys, list(text)), optional_field("class_name", node.class_name, text),
-             optional_field("fields", node.keys, list(text)), optional_field("items", node.items, list(read_node)));
+      fields(json, field("type", node.type, text), optional(field("index", node.index, count)),
+             optional(unkept("value", constant)), optional(unkept("kind", one_of("list", "tuple"))),
+             optional(field("keys", node.keys, list(text))), optional(field("class_name", node.class_name, text)),
+             optional(field("fields", node.keys, list(text))), optional(field("items", node.items, list(read_node))));
   const auto wanted = kKeysOf.find(node.type);
   if (wanted != kKeysOf.end() && wanted->second == found) return node;
   json.fail("node of type " + shown(node.type) + ", which is unknown or has other keys");
@@ -144,10 +136,9 @@ Node read_node(JsonReader& json) {
 constexpr auto parameter = object(FIELD(Parameter, name, text), FIELD(Parameter, kind, one_of("positional", "keyword")),
                                   FIELD(Parameter, value, read_node));
 
-constexpr auto call =
-    object(FIELD(Call, parameters, list(parameter)), FIELD(Call, inputs, list(tensor_input)),
-           FIELD(Call, result, read_node), FIELD(Call, outputs, list(tensor_output)),
-           FIELD(Call, dimensions, list(dimension)));
+constexpr auto call = object(FIELD(Call, parameters, list(parameter)), FIELD(Call, inputs, list(tensor_input)),
+                             FIELD(Call, result, read_node), FIELD(Call, outputs, list(tensor_output)),
+                             FIELD(Call, dimensions, list(dimension)));
 
 constexpr auto state_tensor =
     object(FIELD(StateTensor, name, text), FIELD(StateTensor, aliases, list(text)), FIELD(StateTensor, dtype, text),
@@ -170,28 +161,28 @@ constexpr auto weight =
            FIELD(Weight, dtype, text), FIELD(Weight, shape, list(count)), FIELD(Weight, strides, list(count)),
            FIELD(Weight, record, nullable(text)));
 
-constexpr auto program = object(FIELD(Program, records, object_of(text)), FIELD(Program, device, device),
-                                FIELD(Program, built_with_torch, text));
+constexpr auto program =
+    object(FIELD(Program, records, object_of(text)), unkept("device", device), FIELD(Program, built_with_torch, text));
 
-constexpr auto onnx_data =
-    object(FIELD(OnnxData, name, file_name), FIELD(OnnxData, size, count), FIELD(OnnxData, sha256, sha256));
+constexpr auto onnx_data = [](JsonReader& json) {
+  return fields(json, unkept("name", file_name), unkept("size", count), unkept("sha256", sha256));
+};
 
 constexpr auto onnx_function = object(field("operator", &OnnxFunction::op, text), FIELD(OnnxFunction, domain, text),
                                       FIELD(OnnxFunction, name, text), FIELD(OnnxFunction, overload, text));
 
-constexpr auto onnx = object(FIELD(Onnx, method, text), FIELD(Onnx, size, count), FIELD(Onnx, sha256, sha256),
-                             FIELD(Onnx, data, nullable(onnx_data)), FIELD(Onnx, opset, opset),
-                             FIELD(Onnx, functions, list(onnx_function)));
+constexpr auto onnx =
+    object(FIELD(Onnx, method, text), unkept("size", count), unkept("sha256", sha256),
+           unkept("data", nullable(onnx_data)), unkept("opset", opset), FIELD(Onnx, functions, list(onnx_function)));
 
 constexpr auto operator_ = object(FIELD(Operator, name, text), FIELD(Operator, schema, text));
 
 constexpr auto library =
     object(FIELD(Library, record, text), FIELD(Library, sha256, sha256), FIELD(Library, platform, name),
-           FIELD(Library, device, device), FIELD(Library, kernels, list(one_of("cpu", "cuda", "any"))),
+           FIELD(Library, device, device), unkept("kernels", list(one_of("cpu", "cuda", "any"))),
            FIELD(Library, defines, list(operator_)), FIELD(Library, needs_torch, text),
            FIELD(Library, torch_bound, nullable(text)), FIELD(Library, needs, list(text)),
-           optional_field("adds_to", &Library::adds_to, list(text)),
-           optional_field("attestations", &Library::attestations, list(text)));
+           optional(FIELD(Library, adds_to, list(text))), optional(FIELD(Library, attestations, list(text))));
 
 std::vector<std::pair<std::string, int64_t>> sizes(JsonReader& json) {
   std::vector<std::pair<std::string, int64_t>> out;
@@ -211,13 +202,13 @@ constexpr auto case_ = object(FIELD(Case, record, text), FIELD(Case, calls, list
                               FIELD(Case, reference_dtype, nullable(one_of("float64", "float32"))),
                               FIELD(Case, state_accuracy, object_of(nullable(accuracy))));
 
-constexpr auto source =
-    object(FIELD(Source, model, nullable(text)), FIELD(Source, model_kwargs, object_of(constant)),
-           FIELD(Source, dtype, nullable(text)), FIELD(Source, seed, integer), FIELD(Source, state_sha256, sha256));
+constexpr auto source = [](JsonReader& json) {
+  return fields(json, unkept("model", nullable(text)), unkept("model_kwargs", object_of(constant)),
+                unkept("dtype", nullable(text)), unkept("seed", integer), unkept("state_sha256", sha256));
+};
 
-constexpr auto provenance = object(FIELD(Provenance, exportkit, text), FIELD(Provenance, torch, text),
-                                   FIELD(Provenance, commit, nullable(text)),
-                                   FIELD(Provenance, dirty, nullable(boolean)), FIELD(Provenance, tf32, boolean));
+constexpr auto provenance = object(FIELD(Provenance, tf32, boolean), unkept("exportkit", text), unkept("torch", text),
+                                   unkept("commit", nullable(text)), unkept("dirty", nullable(boolean)));
 
 constexpr auto record = object(FIELD(Record, name, text), FIELD(Record, size, count), FIELD(Record, sha256, sha256));
 
@@ -227,8 +218,8 @@ constexpr auto manifest =
            FIELD(Manifest, targets, list(target)), FIELD(Manifest, weights, list(weight)),
            FIELD(Manifest, program, nullable(program)), FIELD(Manifest, onnx, list(onnx)),
            FIELD(Manifest, operators, list(operator_)), FIELD(Manifest, libraries, list(library)),
-           FIELD(Manifest, cases, list(case_)), FIELD(Manifest, source, source),
-           FIELD(Manifest, provenance, provenance), FIELD(Manifest, records, list(record)));
+           FIELD(Manifest, cases, list(case_)), unkept("source", source), FIELD(Manifest, provenance, provenance),
+           FIELD(Manifest, records, list(record)));
 
 // --- the whole manifest --------------------------------------------------------------------------------------------
 
@@ -241,11 +232,11 @@ void survey(const JsonReader& start) {
   if (version.empty()) throw JsonError("it is not an object with an integer `format_version`");
   if (version != std::to_string(kFormatVersion)) {
     const bool newer = version[0] != '-' && version[0] != '0';
-    throw Error(errors::kFormatVersion,
-                concat("the package has format version ", version.substr(0, 40), "; this exportkit reads ",
-                       kFormatVersion),
-                newer ? "It was made by a newer exportkit. Install that one, or export the model again with this one."
-                      : "There is no such version. Export the model again with this exportkit.");
+    throw Error(
+        errors::kFormatVersion,
+        concat("the package has format version ", version.substr(0, 40), "; this exportkit reads ", kFormatVersion),
+        newer ? "It was made by a newer exportkit. Install that one, or export the model again with this one."
+              : "There is no such version. Export the model again with this exportkit.");
   }
   if (!whole.oddity().empty()) throw JsonError("it contains " + whole.oddity());
 }
@@ -268,10 +259,19 @@ std::vector<int64_t> shape_at(const std::vector<Extent>& shape, const std::map<s
   std::vector<int64_t> found;
   for (const Extent& extent : shape) {
     const Size* size = size_of(extent);
-    found.push_back(size == nullptr ? std::get<int64_t>(extent) : size_at(*size, sizes.at(size->dimension)));
+    const auto* fixed = std::get_if<int64_t>(&extent);
+    found.push_back(size ? size_at(*size, sizes.at(size->dimension)) : fixed ? *fixed : kAnySize);
   }
   return found;
 }
+
+std::string kind_text(std::string_view dtype, const std::vector<int64_t>& shape) {
+  std::vector<std::string> sizes;
+  for (const int64_t size : shape) sizes.push_back(size == kAnySize ? "*" : std::to_string(size));
+  return concat(dtype, "[", joined(sizes), "]");
+}
+
+bool is_floating(std::string_view dtype) { return dtype.starts_with("float") || dtype == "bfloat16"; }
 
 const Method* method_of(const Manifest& manifest, std::string_view name) {
   for (const Method& method : manifest.methods) {

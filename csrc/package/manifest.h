@@ -1,5 +1,6 @@
 // The manifest, a package's description of itself. exportkit/package/FORMAT.md explains every key. Python decodes a
-// checked manifest into classes with the same names and order (exportkit/package/manifest.py).
+// checked manifest into classes with the same names and order (exportkit/package/manifest.py). What only Python uses is
+// checked, and not kept here.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +21,6 @@ inline constexpr int64_t kMaxOpset = 23;
 inline constexpr int kMaxManifestDepth = 80;             // of brackets
 inline constexpr std::string_view kForward = "forward";  // the method that a call without a name means
 inline constexpr std::string_view kManifestName = "exportkit/manifest.json";
-
-// null, bool, integer, number or string.
-using Constant = std::variant<std::monostate, bool, int64_t, double, std::string>;
 
 // A named number that varies from call to call: min <= n <= max.
 struct Dimension {
@@ -70,7 +68,7 @@ struct TensorOutput {
   OutputTolerance tolerance;
 };
 
-// A value, or several. Which constant it is, and whether a sequence is a list, matters only to Python.
+// A value, or several.
 struct Node {
   std::string type;               // "tensor", "constant", "sequence", "mapping" or "namedtuple"
   int64_t index = 0;              // of a tensor in `inputs` or `outputs`
@@ -143,14 +141,7 @@ struct Weight {
 // The ExportedPrograms, a record for each method, from which the package can be compiled again.
 struct Program {
   std::vector<std::pair<std::string, std::string>> records;
-  std::string device, built_with_torch;
-};
-
-// The file beside an ONNX model that has its weights.
-struct OnnxData {
-  std::string name;
-  int64_t size;
-  std::string sha256;
+  std::string built_with_torch;
 };
 
 // The ONNX function that computes a custom operator of the graph. An operator has several if dtypes or attributes
@@ -162,10 +153,6 @@ struct OnnxFunction {
 // An ONNX model that this package stands beside.
 struct Onnx {
   std::string method;
-  int64_t size;
-  std::string sha256;
-  std::optional<OnnxData> data;
-  int64_t opset;
   std::vector<OnnxFunction> functions;
 };
 
@@ -177,7 +164,6 @@ struct Operator {
 // An operator library, under exportkit/ops/<platform>/.
 struct Library {
   std::string record, sha256, platform, device;
-  std::vector<std::string> kernels;  // of "cpu", "cuda" and "any"
   std::vector<Operator> defines;
   std::string needs_torch;
   std::optional<std::string> torch_bound;
@@ -211,20 +197,8 @@ struct Case {
   Accuracies state_accuracy;                   // by the state's name
 };
 
-// The eager model that was exported.
-struct Source {
-  std::optional<std::string> model;
-  std::vector<std::pair<std::string, Constant>> model_kwargs;
-  std::optional<std::string> dtype;
-  int64_t seed;
-  std::string state_sha256;
-};
-
 // The software that built the package.
 struct Provenance {
-  std::string exportkit, torch;
-  std::optional<std::string> commit;
-  std::optional<bool> dirty;
   bool tf32;
 };
 
@@ -247,7 +221,6 @@ struct Manifest {
   std::vector<Operator> operators;
   std::vector<Library> libraries;
   std::vector<Case> cases;
-  Source source;
   Provenance provenance;
   std::vector<Record> records;
 };
@@ -260,8 +233,13 @@ inline const Size* rows_of(const StateTensor& state) {
 // The value of a size if its dimension has this number. If it does not fit in an int64_t, the nearest int64_t, which no
 // tensor's size has.
 int64_t size_at(const Size& size, int64_t number);
-// An input's or a state's sizes where the dimensions have these numbers.
+// A tensor's sizes where the dimensions have these numbers; kAnySize for what does not depend on one dimension alone.
+inline constexpr int64_t kAnySize = -1;
 std::vector<int64_t> shape_at(const std::vector<Extent>& shape, const std::map<std::string, int64_t>& sizes);
+// Such as "float32[2, 3]", with * for kAnySize.
+std::string kind_text(std::string_view dtype, const std::vector<int64_t>& shape);
+// Whether the elements of this dtype are real numbers in floating point.
+bool is_floating(std::string_view dtype);
 
 // The method of this name, or null.
 const Method* method_of(const Manifest& manifest, std::string_view name);

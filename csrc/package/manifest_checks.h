@@ -67,8 +67,8 @@ void check_own_tolerance(const OutputTolerance& tolerance, const std::string& wh
 // The parts of check_consistency.
 void check_call(const Call& call);
 void check_methods(const Manifest& manifest);
-void check_weights(const Manifest& manifest);
-void check_state(const Manifest& manifest);
+Names check_weights(const Manifest& manifest);  // which returns the names of all weights
+void check_state(const Manifest& manifest, const Names& weights);
 void check_cases(const Manifest& manifest);
 
 }  // namespace exportkit

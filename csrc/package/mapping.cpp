@@ -75,7 +75,8 @@ MappedFiles& mapped_files() {
 
 }  // namespace
 
-WeightMapping::WeightMapping(const PackageReader& package) {
+// The other constructor first: the destructor then also runs if this one throws.
+WeightMapping::WeightMapping(const PackageReader& package) : WeightMapping() {
   if (weight_records(package.manifest()).empty()) return;
   may_change(package) ? copy(package) : map(package);
 }
@@ -116,17 +117,12 @@ void WeightMapping::copy(const PackageReader& package) {
   if (mapped == MAP_FAILED) throw FileError(package.place());
   memory_ = mapped;
   auto* at = static_cast<char*>(memory_);
-  try {
-    for (const std::string& record : records) {
-      package.read(record, at);
-      data_[record] = at;
-      at += padded(package.record(record));
-    }
-    if (mprotect(memory_, size_, PROT_READ) != 0) throw FileError(package.place());
-  } catch (...) {
-    munmap(memory_, size_);
-    throw;
+  for (const std::string& record : records) {
+    package.read(record, at);
+    data_[record] = at;
+    at += padded(package.record(record));
   }
+  if (mprotect(memory_, size_, PROT_READ) != 0) throw FileError(package.place());
 }
 
 const char* WeightMapping::data(std::string_view record) const {

@@ -27,6 +27,7 @@ class WeightMapping {
   const char* data(std::string_view record) const;
 
  private:
+  WeightMapping() = default;
   void map(const PackageReader& package);
   void copy(const PackageReader& package);
 

@@ -1,6 +1,5 @@
 #include "package/opened_file.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -62,12 +61,6 @@ mode_t readable_kind(int descriptor) {
   return status.st_mode;
 }
 
-// Waits for a descriptor that does not wait itself.
-void wait_for(int descriptor) {
-  pollfd waiting{descriptor, POLLIN, 0};
-  poll(&waiting, 1, -1);
-}
-
 namespace fs = std::filesystem;
 
 constexpr int kMaxDepth = 16;                  // of brackets
@@ -123,9 +116,7 @@ struct Blob {
     std::error_code unreadable;
     const uintmax_t found = fs::file_size(not_a_link(path), unreadable);
     if (unreadable) refuse(path, "cannot be read: " + unreadable.message());
-    if (found != static_cast<uintmax_t>(size)) {
-      mismatch(path, std::to_string(found) + " bytes; its descriptor says " + std::to_string(size));
-    }
+    if (found != static_cast<uintmax_t>(size)) mismatch(path, concat(found, " bytes; its descriptor says ", size));
   }
 
   std::string text(size_t most = kMaxBytes) const {
@@ -138,10 +129,8 @@ struct Blob {
 
 std::string digest(JsonReader& json) {
   const std::string value = json.string();
-  if (!value.starts_with(kSha256) || value.size() != kSha256.size() + 64 ||
-      value.find_first_not_of("0123456789abcdef", kSha256.size()) != std::string::npos) {
-    json.fail("expected sha256: and 64 hexadecimal digits");
-  }
+  const bool is_digest = value.starts_with(kSha256) && is_hex(std::string_view(value).substr(kSha256.size()));
+  if (!is_digest) json.fail("expected sha256: and 64 hexadecimal digits");
   return value.substr(kSha256.size());
 }
 
@@ -244,8 +233,9 @@ OpenedFile OpenedFile::of_descriptor(int descriptor, uint64_t stream_limit) {
     if (count == 0) return std::move(arriving).seal();
     if (count > 0) {
       arriving.write({piece.get(), static_cast<size_t>(count)});
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      wait_for(descriptor);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {  // the descriptor does not wait itself
+      pollfd waiting{descriptor, POLLIN, 0};
+      poll(&waiting, 1, -1);
     } else if (errno != EINTR) {
       throw FileError(called(descriptor));
     }
@@ -292,11 +282,8 @@ OpenedFile ArrivingPackage::seal() && {
 OpenedFile open_in_folder(const fs::path& path) {
   if (fs::exists(fs::symlink_status(path / "oci-layout"))) return open_layout(path);
   std::vector<fs::path> packages;
-  // Uses readdir for the reason given in atomic.cpp.
-  const std::unique_ptr<DIR, int (*)(DIR*)> entries(opendir(path.c_str()), closedir);
-  if (!entries) throw FileError(path);
-  while (const dirent* entry = readdir(entries.get())) {
-    const fs::path file = path / entry->d_name;
+  for (const std::string& name : names_in(path)) {
+    const fs::path file = path / name;
     if (file.extension() == ".pt2" && !fs::is_directory(file)) packages.push_back(file);
   }
   if (packages.size() == 1) return OpenedFile::by_path(not_a_link(packages[0]));

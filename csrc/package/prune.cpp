@@ -1,14 +1,11 @@
 // Lists and prunes the cache while models may be running. exportkit/runtime/cache has the layout.
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <functional>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +28,7 @@ struct CacheItem {
   // "library" or "target" (unpacked), "compiled" (by an export), "package" (its record), or "leftover" of a killed
   // process
   std::string kind;
+  fs::path place;  // below a folder that is kept open, so that nobody can replace the folder
   fs::path path;
   int64_t size;  // in bytes
   double used;   // the time of the last use, in seconds since 1970
@@ -38,42 +36,20 @@ struct CacheItem {
   bool removed = false;
 };
 
-// An item, and its path below a folder that is kept open, so that nobody can replace the folder.
-struct Found {
-  CacheItem item;
-  fs::path place;
-};
-
-bool consists_of(std::string_view text, std::string_view letters) {
-  return !text.empty() && text.find_first_not_of(letters) == std::string_view::npos;
-}
-
-bool is_entry(std::string_view name) { return name.size() == 64 && consists_of(name, "0123456789abcdef"); }
+bool is_entry(std::string_view name) { return is_hex(name); }
 
 // Whether the name is `<device>-<inode>.json`, or the temporary name of such a file.
 bool is_package_record(std::string_view name) {
   if (is_temporary(name) && name.starts_with('.')) name = temporary_prefix(name).substr(1);
-  constexpr std::string_view kDigits = "0123456789", kEnding = ".json";
+  constexpr std::string_view kEnding = ".json";
   if (!name.ends_with(kEnding)) return false;
   name.remove_suffix(kEnding.size());
+  const auto is_number = [](std::string_view text) { return !text.empty() && std::ranges::all_of(text, is_digit); };
   const size_t dash = name.find('-');
-  return dash != std::string_view::npos && consists_of(name.substr(0, dash), kDigits) &&
-         consists_of(name.substr(dash + 1), kDigits);
+  return dash != std::string_view::npos && is_number(name.substr(0, dash)) && is_number(name.substr(dash + 1));
 }
 
 bool is_leftover_folder(std::string_view name) { return name.starts_with(kTemporaryPrefix) && is_temporary(name); }
-
-// The sorted names in a folder; empty if it cannot be read. Uses readdir for the reason given in atomic.cpp.
-std::vector<std::string> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  const std::unique_ptr<DIR, int (*)(DIR*)> entries(opendir(folder.c_str()), closedir);
-  while (const dirent* entry = entries ? readdir(entries.get()) : nullptr) {
-    const std::string_view name = entry->d_name;
-    if (name != "." && name != "..") names.emplace_back(name);
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
 
 // Visits every file below a path, or the path if it is a file. Does not follow links.
 void for_each_file(const fs::path& path, const std::function<void(const fs::path&, const struct stat&)>& visit) {
@@ -114,11 +90,10 @@ class Survey {
     add_entries("targets", "target");
     add_entries(kCompiled, "compiled");
     add_packages();
-    std::stable_sort(found.begin(), found.end(),
-                     [](const Found& one, const Found& other) { return one.item.used < other.item.used; });
+    std::ranges::stable_sort(found, {}, &CacheItem::used);
   }
 
-  std::vector<Found> found;
+  std::vector<CacheItem> found;
 
  private:
   // A path to a folder of the cache that stays valid while this object lives; empty if there is no folder.
@@ -169,7 +144,7 @@ class Survey {
     const double when = static_cast<double>(FileState::of(status).mtime_ns) / 1e9;
     int64_t size = 0;
     for_each_file(place, [&](const fs::path&, const struct stat& file) { size += file.st_size; });
-    found.push_back({{kind, shown, size, when, used}, place});
+    found.push_back({kind, place, shown, size, when, used});
   }
 
   std::vector<Descriptor> folders_;
@@ -185,12 +160,6 @@ bool removed(const fs::path& place) {
   return access(place.c_str(), F_OK) != 0;
 }
 
-double now() {
-  timespec time{};
-  clock_gettime(CLOCK_REALTIME, &time);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
-}
-
 // Lists the cache, and leftovers in a directory for temporary files, least recently used first. With limits, removes
 // the items that exceed them, but none in use. Of a limit of bytes, records of packages stay: they are small, and
 // without its record a large package is hashed again. With a kind, only items of that kind count and are removed.
@@ -199,22 +168,18 @@ double now() {
 std::vector<CacheItem> cache_items(const fs::path& temporary, const ek_prune_limits* limits,
                                    std::string_view kind = {}) {
   Survey survey(temporary);
-  std::erase_if(survey.found, [&](const Found& found) { return !kind.empty() && found.item.kind != kind; });
+  std::erase_if(survey.found, [&](const CacheItem& item) { return !kind.empty() && item.kind != kind; });
   int64_t total = 0;
-  for (const Found& found : survey.found) total += found.item.size;
-  std::vector<CacheItem> items;
-  for (Found& found : survey.found) {
-    CacheItem& item = found.item;
+  for (const CacheItem& item : survey.found) total += item.size;
+  const double now = static_cast<double>(now_ns()) / 1e9;
+  for (CacheItem& item : survey.found) {
     const bool wanted = limits && (limits->everything || item.kind == "leftover" ||
-                                   (limits->unused_for && now() - item.used > *limits->unused_for) ||
+                                   (limits->unused_for && now - item.used > *limits->unused_for) ||
                                    (limits->max_bytes && total > *limits->max_bytes && item.kind != "package"));
-    if (wanted && !item.in_use && removed(found.place)) {
-      item.removed = true;
-      total -= item.size;
-    }
-    items.push_back(std::move(item));
+    item.removed = wanted && !item.in_use && removed(item.place);
+    if (item.removed) total -= item.size;
   }
-  return items;
+  return std::move(survey.found);
 }
 
 }  // namespace

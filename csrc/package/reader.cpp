@@ -3,7 +3,6 @@
 #include <time.h>
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <unordered_set>
 #include <utility>
@@ -12,7 +11,6 @@
 #include "package/digests.h"
 #include "package/errors.h"
 #include "package/in_threads.h"
-#include "package/manifest.h"
 #include "package/text.h"
 #include "package/trust.h"
 
@@ -79,7 +77,8 @@ bool is_safe(std::string_view name) {
 }  // namespace
 
 FileState FileState::of(const struct stat& status) {
-  return {status.st_dev, status.st_ino, status.st_size, nanoseconds(status.st_mtim), nanoseconds(status.st_ctim)};
+  return {static_cast<int64_t>(status.st_dev), static_cast<int64_t>(status.st_ino), status.st_size,
+          nanoseconds(status.st_mtim), nanoseconds(status.st_ctim)};
 }
 
 PackageFile::PackageFile(OpenedFile file) : opened_file_(std::move(file)) {
@@ -172,8 +171,8 @@ void check_listed(const std::vector<Record>& records, std::span<const Entry> ent
   for (size_t i = 0; i < entries.size(); ++i) {
     const Record& record = records[i];
     if (entries[i].size == static_cast<uint64_t>(record.size)) continue;
-    throw Error(errors::kDigestMismatch, concat("record ", record.name, " has ", entries[i].size,
-                                                " bytes; the manifest says ", record.size));
+    throw Error(errors::kDigestMismatch,
+                concat("record ", record.name, " has ", entries[i].size, " bytes; the manifest says ", record.size));
   }
   for (const StockRecord& stock : kStockRecords) {
     const auto is_it = [&](const Record& record) {

@@ -13,7 +13,6 @@
 #include <string_view>
 #include <vector>
 
-#include "package/atomic.h"
 #include "package/container.h"
 #include "package/keys.h"
 #include "package/manifest.h"
@@ -45,8 +44,7 @@ void check_listed(const std::vector<Record>& listed, std::span<const Entry> entr
 
 // The state of a file at one moment.
 struct FileState {
-  uint64_t device, inode;
-  int64_t size, mtime_ns, ctime_ns;
+  int64_t device, inode, size, mtime_ns, ctime_ns;
 
   static FileState of(const struct stat& status);
   auto operator<=>(const FileState&) const = default;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
-#include <tuple>
 
 #include "package/json_fields.h"
 #include "package/text.h"
@@ -43,9 +42,8 @@ constexpr Dtype kDtypes[] = {
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
-const Dtype* dtype_named(std::string_view torch) {
-  const auto* found =
-      std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const Dtype& d) { return d.torch == torch; });
+const Dtype* dtype_named(std::string_view name, std::string_view Dtype::* by = &Dtype::torch) {
+  const auto* found = std::ranges::find(kDtypes, name, by);
   return found == std::end(kDtypes) ? nullptr : found;
 }
 
@@ -72,9 +70,8 @@ Place place(JsonReader& json, std::string_view name) {
   Place out{std::string(name), {}, {}, 0, 0};
   const auto read_dtype = [&] {
     const std::string word = json.string();
-    const auto* found =
-        std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const Dtype& d) { return d.word == word; });
-    if (found == std::end(kDtypes)) json.fail("unknown dtype " + shown(word));
+    const Dtype* found = dtype_named(word, &Dtype::word);
+    if (!found) json.fail("unknown dtype " + shown(word));
     out.dtype = found->torch;
   };
   const auto read_offsets = [&] {
@@ -88,15 +85,7 @@ Place place(JsonReader& json, std::string_view name) {
   return out;
 }
 
-Metadata metadata(JsonReader& json) {
-  Metadata texts;
-  if (json.peek() == JsonReader::Kind::kNull) {
-    json.null();
-  } else {
-    json.object([&](std::string_view key) { texts.emplace(key, json.string()); });
-  }
-  return texts;
-}
+Metadata metadata(JsonReader& json) { return nullable(map_of(text))(json).value_or(Metadata()); }
 
 std::vector<Place> read_header(std::string_view text) {
   JsonReader json = JsonReader::checked(text, kMaxDepth);
@@ -110,15 +99,13 @@ std::vector<Place> read_header(std::string_view text) {
 
 // Checks that the data are the tensors' data, one after the other, and nothing else.
 void check_places(std::vector<Place>& places, uint64_t start, uint64_t file_size) {
-  std::sort(places.begin(), places.end(), [](const Place& one, const Place& other) {
-    return std::tie(one.begin, one.end) < std::tie(other.begin, other.end);
-  });
+  std::ranges::sort(places, {}, [](const Place& place) { return std::pair(place.begin, place.end); });
   uint64_t at = 0;
   for (Place& place : places) {
     const std::string what = "tensor " + shown(place.name);
     if (place.begin != at || place.end < place.begin) {
-      refuse(what + " has its data from " + std::to_string(place.begin) + " to " + std::to_string(place.end) +
-             ", not from " + std::to_string(at) + " where the previous data end: data overlap, or there is a hole");
+      refuse(concat(what, " has its data from ", place.begin, " to ", place.end, ", not from ", at,
+                    " where the previous data end: data overlap, or there is a hole"));
     }
     const uint64_t bytes = byte_count(place.shape, item_size(place.dtype), place.name);
     if (place.end - place.begin != bytes) {
@@ -131,7 +118,7 @@ void check_places(std::vector<Place>& places, uint64_t start, uint64_t file_size
   if (at != file_size - start) {
     refuse(concat("the tensors end at byte ", at, " of ", file_size - start, " bytes of data"));
   }
-  std::sort(places.begin(), places.end(), [](const Place& one, const Place& other) { return one.name < other.name; });
+  std::ranges::sort(places, {}, &Place::name);
 }
 
 }  // namespace
@@ -193,7 +180,7 @@ std::pair<std::string, std::vector<const View*>> header(std::span<const View> te
     ordered.push_back(&view);
   }
   // The largest alignment first, so that every tensor is aligned; then by name.
-  std::sort(ordered.begin(), ordered.end(), [](const View* one, const View* other) {
+  std::ranges::sort(ordered, [](const View* one, const View* other) {
     const Dtype *left = dtype_named(one->dtype), *right = dtype_named(other->dtype);
     return left != right ? left > right : one->name < other->name;
   });

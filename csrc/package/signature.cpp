@@ -25,16 +25,14 @@ std::string signature_bytes(JsonReader& json) {
 
 Signature read_signature(JsonReader& json) {
   Signature out;
-  std::string algorithm;
-  fields(json, field("key_id", out.key_id, sha256), field("algorithm", algorithm, one_of("ed25519")),
+  fields(json, field("key_id", out.key_id, sha256), unkept("algorithm", one_of("ed25519")),
          field("signature", out.bytes, signature_bytes));
   return out;
 }
 
 Signatures read_signatures(JsonReader& json, const std::string& name) {
   Signatures out;
-  int64_t version = 0;
-  fields(json, field("format_version", version, integer), field("manifest_sha256", out.manifest_sha256, sha256),
+  fields(json, unkept("format_version", integer), field("manifest_sha256", out.manifest_sha256, sha256),
          field("file_sha256", out.file_sha256, sha256), field("signatures", out.signatures, list(read_signature)));
   if (out.signatures.empty()) json.fail("expected at least one signature");
   std::set<std::string> ids;
@@ -50,10 +48,10 @@ void check_version(const JsonReader& json, const std::string& name) {
   const std::string_view version = format_version(json);
   if (version.empty()) json.fail("expected an object with an integer `format_version`");
   if (version == "1") return;
-  throw Error(errors::kSignature,
-              concat("the signature file ", name, " has format version ", version.substr(0, 40),
-                     "; this exportkit reads 1"),
-              "Install an exportkit that reads it, or sign the package again.");
+  throw Error(
+      errors::kSignature,
+      concat("the signature file ", name, " has format version ", version.substr(0, 40), "; this exportkit reads 1"),
+      "Install an exportkit that reads it, or sign the package again.");
 }
 
 // --- OpenSSF model signing -------------------------------------------------------------------------------------------
@@ -129,8 +127,7 @@ const PublicKey* signer(const Signatures& signatures, const std::string& manifes
                                 "\nfile-sha256 " + signatures.file_sha256 + "\n";
   const PublicKey* present = nullptr;
   for (const PublicKey& key : keys) {
-    const auto given = std::find_if(signatures.signatures.begin(), signatures.signatures.end(),
-                                    [&](const Signature& signature) { return signature.key_id == key.id; });
+    const auto given = std::ranges::find(signatures.signatures, key.id, &Signature::key_id);
     if (given == signatures.signatures.end()) continue;
     if (key.verifies(given->bytes, statement)) return &key;
     if (present == nullptr) present = &key;
@@ -180,8 +177,7 @@ std::string signed_digest(std::string_view statement, const std::string& name) {
 
 const PublicKey* bundle_signer(const Bundle& bundle, const PackageFile& package, const std::vector<PublicKey>& keys,
                                const std::string& name) {
-  const auto key =
-      std::find_if(keys.begin(), keys.end(), [&](const PublicKey& one) { return one.id == bundle.key_id; });
+  const auto key = std::ranges::find(keys, bundle.key_id, &PublicKey::id);
   if (key == keys.end()) return nullptr;
   const std::string statement = base64(bundle.payload, name);
   if (!key->verifies(base64(bundle.signature, name), pre_authentication(statement))) {

@@ -1,6 +1,5 @@
 // The rules of weights, of methods and of the state that these share.
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,12 +26,8 @@ uint64_t bytes_with(const StateTensor& state, int64_t rows) {
 
 // --- one tensor ----------------------------------------------------------------------------------------------------
 
-void check_names(const Manifest& manifest) {
-  Names weights, seen;
-  for (const Weight& weight : manifest.weights) {
-    weights.insert(weight.name);
-    weights.insert(weight.aliases.begin(), weight.aliases.end());
-  }
+void check_names(const Manifest& manifest, const Names& weights) {
+  Names seen;
   const auto check = [&](const std::string& name) {
     require(!weights.contains(name), "state ", Quoted{name}, " has the name of a weight");
     require(seen.insert(name).second, "state ", Quoted{name}, " appears twice");
@@ -95,9 +90,8 @@ Dimensions check_uses(const Manifest& manifest) {
               first.min, " to ", first.max);
     }
   }
-  const auto unused = std::find(used.begin(), used.end(), false);
-  if (unused == used.end()) return found;
-  inconsistent(named(manifest.state[static_cast<size_t>(unused - used.begin())]), " is used by no method");
+  for (size_t i = 0; i < used.size(); ++i) require(used[i], named(manifest.state[i]), " is used by no method");
+  return found;
 }
 
 void check_bytes(const Manifest& manifest, const Dimensions& dimensions) {
@@ -125,7 +119,7 @@ void check_strides(const Weight& weight) {
     if (weight.shape[i] == 0) return;
     if (weight.shape[i] > 1) steps.emplace_back(weight.strides[i], weight.shape[i]);
   }
-  std::sort(steps.begin(), steps.end());
+  std::ranges::sort(steps);
   unsigned __int128 step = 1;
   for (const auto& [stride, size] : steps) {
     require(static_cast<uint64_t>(stride) == step, what, " has strides that leave gaps or overlap");
@@ -158,8 +152,8 @@ void check_methods(const Manifest& manifest) {
   }
 }
 
-void check_state(const Manifest& manifest) {
-  check_names(manifest);
+void check_state(const Manifest& manifest, const Names& weights) {
+  check_names(manifest, weights);
   for (const StateTensor& state : manifest.state) {
     check_shape(state);
     check_own_tolerance(state.tolerance, named(state));
@@ -177,7 +171,7 @@ uint64_t item_bytes(std::string_view dtype) {
   return dtype == "complex128" ? 16 : safetensors::item_size(dtype);
 }
 
-void check_weights(const Manifest& manifest) {
+Names check_weights(const Manifest& manifest) {
   std::unordered_map<std::string_view, const Weight*> weights;
   Names seen;
   for (const Weight& weight : manifest.weights) {
@@ -191,21 +185,22 @@ void check_weights(const Manifest& manifest) {
     if (weight.record) check_weight_record(weight, manifest);
   }
   for (const Target& target : manifest.targets) {
-    for (const auto& constants : target.constants) {
-      for (const auto& constant : constants.second) {
-        const std::string& name = constant.second;
+    for (const auto& [method, constants] : target.constants) {
+      for (const auto& [constant, name] : constants) {
         const auto found = weights.find(name);
-        require(found != weights.end() && found->second->record, "target ", target.name, " takes ",
-                Quoted{constant.first}, " from ", Quoted{name}, ", which is not a weight with a record");
+        require(found != weights.end() && found->second->record, "target ", target.name, " takes ", Quoted{constant},
+                " from ", Quoted{name}, ", which is not a weight with a record");
       }
     }
   }
+  return seen;
 }
 
 uint64_t capped_product(uint64_t each, const std::vector<int64_t>& sizes) {
   if (std::ranges::count(sizes, 0) > 0) return 0;
   unsigned __int128 product = each;
-  for (const int64_t size : sizes) product = std::min<unsigned __int128>(product * static_cast<uint64_t>(size), UINT64_MAX);
+  for (const int64_t size : sizes)
+    product = std::min<unsigned __int128>(product * static_cast<uint64_t>(size), UINT64_MAX);
   return static_cast<uint64_t>(product);
 }
 

@@ -4,9 +4,8 @@
 #include <cmath>
 #include <filesystem>
 #include <optional>
+#include <ranges>
 #include <set>
-#include <stdexcept>
-#include <system_error>
 
 #include "package/digests.h"
 #include "package/errors.h"
@@ -42,44 +41,35 @@ struct AdapterConfig {
 };
 
 // Keys that do not change what a trained adapter computes. Those that add tensors show in the file itself.
-constexpr std::string_view kOfNoWeight[] = {"auto_mapping",
-                                            "base_model_name_or_path",
-                                            "bias",
-                                            "ensure_weight_tying",
-                                            "eva_config",
-                                            "exclude_modules",
-                                            "fan_in_fan_out",
-                                            "inference_mode",
-                                            "layers_pattern",
-                                            "layers_to_transform",
-                                            "lora_bias",
-                                            "lora_dropout",
-                                            "megatron_config",
-                                            "megatron_core",
-                                            "modules_to_save",
-                                            "peft_version",
-                                            "qalora_group_size",
-                                            "r",
-                                            "rank_pattern",
-                                            "revision",
-                                            "runtime_config",
-                                            "target_modules",
-                                            "target_parameters",
-                                            "task_type",
-                                            "trainable_token_indices"};
+const std::set<std::string_view> kOfNoWeight{"auto_mapping",
+                                             "base_model_name_or_path",
+                                             "bias",
+                                             "ensure_weight_tying",
+                                             "eva_config",
+                                             "exclude_modules",
+                                             "fan_in_fan_out",
+                                             "inference_mode",
+                                             "layers_pattern",
+                                             "layers_to_transform",
+                                             "lora_bias",
+                                             "lora_dropout",
+                                             "megatron_config",
+                                             "megatron_core",
+                                             "modules_to_save",
+                                             "peft_version",
+                                             "qalora_group_size",
+                                             "r",
+                                             "rank_pattern",
+                                             "revision",
+                                             "runtime_config",
+                                             "target_modules",
+                                             "target_parameters",
+                                             "task_type",
+                                             "trainable_token_indices"};
 
 // Ways to begin training that leave the model's own weights alone. Others, such as PiSSA, change them.
 const std::set<std::string_view> kBeginnings{"true", "false", "null", "\"gaussian\"", "\"eva\"", "\"orthogonal\""};
 const std::set<std::string_view> kNothing{"null", "false", "{}", "[]", "\"\""};
-
-// PEFT matches a name as a regular expression, at the end of a module's.
-void check_names(const AdapterConfig& config, const std::string& path) {
-  for (const auto& [name, alpha] : config.of_names) {
-    if (name.find_first_of("^$*+?()[]{}|\\") == std::string::npos) continue;
-    refuse(path + " has the pattern " + shown(name) + " in `alpha_pattern`, a regular expression",
-           "Write the names of the modules that it means.");
-  }
-}
 
 void only(std::string_view value, const std::set<std::string_view>& allowed, const std::string& path,
           std::string_view key) {
@@ -101,10 +91,14 @@ AdapterConfig parse(std::string_view text, const std::string& path) {
     const auto member = known.find(key);
     if (member != known.end()) return member->second();
     const std::string_view value = json.skipped();
-    if (std::ranges::find(kOfNoWeight, key) == std::end(kOfNoWeight)) only(value, kNothing, path, key);
+    if (!kOfNoWeight.contains(key)) only(value, kNothing, path, key);
   });
-  json.end();
-  check_names(config, path);
+  for (const auto& [name, alpha] : config.of_names) {
+    // PEFT matches a name as a regular expression, at the end of a module's.
+    if (name.find_first_of("^$*+?()[]{}|\\") == std::string::npos) continue;
+    refuse(path + " has the pattern " + shown(name) + " in `alpha_pattern`, a regular expression",
+           "Write the names of the modules that it means.");
+  }
   return config;
 }
 
@@ -112,17 +106,13 @@ AdapterConfig parse(std::string_view text, const std::string& path) {
 // read, or it describes more than plain LoRA.
 std::optional<AdapterConfig> read_adapter_config(const std::string& adapter) {
   const std::filesystem::path path = std::filesystem::path(adapter).parent_path() / "adapter_config.json";
-  std::optional<std::string> text;
   try {
-    text = read_limited(path, /*guarded=*/false, kMostBytes);
-    if (!text) return std::nullopt;
-    return parse(*text, path.string());
+    const std::optional<std::string> text = read_limited(path, /*guarded=*/false, kMostBytes);
+    return text ? std::optional(parse(*text, path.string())) : std::nullopt;
   } catch (const JsonError& error) {
     refuse(path.string() + ": " + error.what(), kWritten);
-  } catch (const std::system_error& error) {
-    refuse(path.string() + " cannot be read: " + error.code().message(), kWritten);
-  } catch (const std::invalid_argument& error) {
-    refuse(path.string() + " " + error.what(), kWritten);
+  } catch (const std::exception&) {
+    refuse(path.string() + " " + file_problem(), kWritten);
   }
 }
 
@@ -131,13 +121,6 @@ using Shape = std::vector<int64_t>;
 using RowSizes = std::map<std::string, int64_t>;
 
 constexpr std::string_view kPeft = "base_model.model.";
-
-// Such as "float32[2, 3]".
-std::string kind(const std::string& dtype, const std::vector<int64_t>& shape) {
-  std::vector<std::string> sizes;
-  for (const int64_t size : shape) sizes.push_back(std::to_string(size));
-  return dtype + "[" + joined(sizes, ", ") + "]";
-}
 
 std::string text_of(const Extent& extent) {
   if (const auto* fixed = std::get_if<int64_t>(&extent)) return std::to_string(*fixed);
@@ -163,8 +146,8 @@ std::optional<LoraName> lora_name(std::string_view name) {
 
 [[noreturn]] void refuse_other_kind(const StateFile& file, const StateTensor& state, const Place& place,
                                     const RowSizes& sizes) {
-  refuse(file.path + ": " + printable(place.name) + " is " + kind(place.dtype, place.shape) + "; the session's is " +
-             kind(state.dtype, shape_at(state.shape, sizes)),
+  refuse(file.path + ": " + printable(place.name) + " is " + kind_text(place.dtype, place.shape) +
+             "; the session's is " + kind_text(state.dtype, shape_at(state.shape, sizes)),
          lora_name(state.name) ? "An adapter may have a smaller rank than the exported one, and another floating dtype."
                                : "A session takes the state of one with the same sizes.");
 }
@@ -180,8 +163,6 @@ void check_model(const StateFile& file, const Manifest& manifest) {
   if (model == nullptr || *model == manifest.name) return;
   refuse(file.path + " has the state of the model " + shown(*model) + "; this is " + manifest.name);
 }
-
-bool is_floating(std::string_view dtype) { return dtype.starts_with("float") || dtype == "bfloat16"; }
 
 // The scale of a file's adapters, which PEFT's configuration has. A session's own file has scaled numbers.
 class Adapter {
@@ -226,47 +207,28 @@ class Adapter {
 
 // --- a part --------------------------------------------------------------------------------------------------------
 
-// The state that a tensor's name means.
-class Names {
- public:
-  Names(const Manifest& manifest, const StateFile& file) : manifest_(manifest), file_(file) {
-    for (size_t i = 0; i < manifest.state.size(); ++i) {
-      names_.emplace_back(manifest.state[i].name, i);
-      for (const std::string& alias : manifest.state[i].aliases) names_.emplace_back(alias, i);
-    }
+// The index of the state that a tensor's name means.
+size_t state_named(const std::string& given, const Manifest& manifest, const StateFile& file) {
+  const std::string_view name = std::string_view(given).substr(given.starts_with(kPeft) ? kPeft.size() : 0);
+  const auto may_be = [&, end = concat(".", name)](const std::string& known) {
+    return known == name || known.ends_with(end);
+  };
+  std::vector<size_t> found;
+  for (size_t i = 0; i < manifest.state.size(); ++i) {
+    const StateTensor& state = manifest.state[i];
+    if (state.name == given || std::ranges::count(state.aliases, given) > 0) return i;
+    if (may_be(state.name) || std::ranges::any_of(state.aliases, may_be)) found.push_back(i);
   }
-
-  size_t find(const std::string& given) const {
-    const std::string_view name = std::string_view(given).substr(given.starts_with(kPeft) ? kPeft.size() : 0);
-    std::set<size_t> found;
-    for (const auto& [known, index] : names_) {
-      if (known == given) return index;
-      if (known == name || known.ends_with("." + std::string(name))) found.insert(index);
-    }
-    if (found.size() == 1) return *found.begin();
-    const std::string has = file_.path + " has the tensor " + shown(given);
-    if (found.empty()) refuse(has + ", which is not in the state of " + manifest_.name, state_hint());
-    refuse(has + ", which can be " + manifest_.state[*found.begin()].name + " or " +
-           manifest_.state[*found.rbegin()].name);
+  if (found.size() == 1) return found.front();
+  const std::string has = file.path + " has the tensor " + shown(given);
+  if (!found.empty()) {
+    refuse(has + ", which can be " + manifest.state[found.front()].name + " or " + manifest.state[found.back()].name);
   }
-
- private:
-  std::string state_hint() const {
-    std::vector<std::string> some;
-    for (const StateTensor& state : manifest_.state) {
-      if (some.size() == 3) {
-        some.push_back("...");
-        break;
-      }
-      some.push_back(state.name);
-    }
-    return "The state is " + joined(some) + ".";
-  }
-
-  const Manifest& manifest_;
-  const StateFile& file_;
-  std::vector<std::pair<std::string, size_t>> names_;
-};
+  std::vector<std::string> first;
+  for (const StateTensor& state : manifest.state | std::views::take(3)) first.push_back(state.name);
+  if (manifest.state.size() > 3) first.push_back("...");
+  refuse(has + ", which is not in the state of " + manifest.name, "The state is " + joined(first) + ".");
+}
 
 // Returns the shape after padding with zeros, or nothing if the tensor does not fit. PEFT's adapters have no rows.
 std::optional<Shape> padded(const StateTensor& state, const RowSizes& sizes, const Place& place,
@@ -331,10 +293,9 @@ std::vector<StateValue> match_part_of_state(const Manifest& manifest, const RowS
   for (auto& [dimension, size] : rows) size = one_row ? 1 : size;
   const Adapter adapter(file);
   const bool own = said(file, kStateFileModel) != nullptr;
-  const Names names(manifest, file);
   std::map<size_t, StateValue> values;
   for (const Place& place : file.places) {
-    const size_t index = names.find(place.name);
+    const size_t index = state_named(place.name, manifest, file);
     const StateTensor& state = manifest.state[index];
     const auto lora = lora_name(place.name);
     const auto shape = padded(state, rows, place, lora, own);
@@ -381,8 +342,8 @@ std::map<std::string, std::vector<const Place*>> match_state(const std::vector<W
       if (node.empty()) continue;
       const Place& place = *places.emplace_back(node.mapped());
       if (place.dtype != weight.dtype || place.shape != weight.shape) {
-        other.emplace(name, printable(name) + " is " + kind(place.dtype, place.shape) + ", not " +
-                                kind(weight.dtype, weight.shape));
+        other.emplace(name, printable(name) + " is " + kind_text(place.dtype, place.shape) + ", not " +
+                                kind_text(weight.dtype, weight.shape));
       }
     }
     if (places.empty()) missing.push_back(printable(joined(names, " or ")));

@@ -42,6 +42,18 @@ std::optional<int> leading_number(std::string_view& text, size_t most) {
   return number;
 }
 
+// (major, minor) of a version such as "2.13.0+cpu": ManifestConsistencyError.
+Version minor_version(const std::string& version) {
+  std::string_view rest = version;
+  const auto major = leading_number(rest, 6);
+  const bool dot = rest.starts_with('.');
+  rest.remove_prefix(dot ? 1 : 0);
+  const auto minor = dot ? leading_number(rest, 6) : std::nullopt;
+  if (major && minor) return {*major, *minor};
+  throw Error(errors::kManifestConsistency,
+              "invalid version " + shown(version) + ": it must start with <major>.<minor>");
+}
+
 struct CudaArchitecture {
   Version version;
   char suffix;  // 'a': it uses features that no other architecture has; 'f': that its generation has; 0
@@ -56,6 +68,41 @@ std::optional<CudaArchitecture> parse_architecture(const std::string& name) {
   const auto number = leading_number(rest, 6);  // the last digit is the minor version
   if (!number || *number < 10 || !rest.empty()) return std::nullopt;
   return CudaArchitecture{{*number / 10, *number % 10}, suffix};
+}
+
+struct Level {
+  std::string_view name;
+  std::vector<std::string> flags;  // that the level adds, named as in /proc/cpuinfo
+};
+
+// The machine of a platform such as "linux-aarch64".
+std::string_view machine_of(std::string_view platform) { return platform.substr(platform.find('-') + 1); }
+
+// The names are what compilers take as -march.
+const std::vector<Level>& levels_of(std::string_view platform) {
+  // The x86-64 psABI's micro-architecture levels. `abm` is lzcnt, `pni` is SSE3.
+  static const std::vector<Level> x86_64 = {
+      {"x86-64", {}},
+      {"x86-64-v2", {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}},
+      {"x86-64-v3", {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}},
+      {"x86-64-v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}}};
+  // Arm defines no such levels. Every CPU has the first one, with NEON. Neoverse N1 (Graviton 2, Altra) has the second.
+  // Neoverse V1, V2 and N2 (Graviton 3 and 4, Grace) have the third, whose vectors differ in length.
+  static const std::vector<Level> aarch64 = {
+      {"armv8-a", {"fp", "asimd"}},
+      {"armv8.2-a+dotprod", {"atomics", "crc32", "asimdrdm", "dcpop", "asimddp"}},
+      {"armv8.2-a+dotprod+sve+bf16", {"fphp", "asimdhp", "sve", "bf16", "svebf16"}}};
+  static const std::vector<Level> none;
+  const std::string_view machine = machine_of(platform);
+  return machine == "x86_64" ? x86_64 : machine == "aarch64" ? aarch64 : none;
+}
+
+// A level's rank on a platform; -1 if the platform does not have it. A CPU runs code of its own level and of lower
+// ranks.
+int cpu_level_rank(std::string_view platform, std::string_view level) {
+  const auto& levels = levels_of(platform);
+  const auto found = std::ranges::find(levels, level, &Level::name);
+  return found == levels.end() ? -1 : static_cast<int>(found - levels.begin());
 }
 
 // A CUDA target's host code needs CPU instructions too.
@@ -154,35 +201,6 @@ auto preference(const Target& target) {
                     cpu_level_rank(target.platform, target.cpu_isa.value_or("")));
 }
 
-struct Level {
-  const char* name;
-  std::vector<std::string> flags;  // that the level adds, named as in /proc/cpuinfo
-};
-
-// The names are what compilers take as -march.
-const std::vector<Level>& levels_of(std::string_view machine) {
-  // The x86-64 psABI's micro-architecture levels. `abm` is lzcnt, `pni` is SSE3.
-  static const std::vector<Level> x86_64 = {
-      {"x86-64", {}},
-      {"x86-64-v2", {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}},
-      {"x86-64-v3", {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}},
-      {"x86-64-v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}}};
-  // Arm defines no such levels. Every CPU has the first one, with NEON. Neoverse N1 (Graviton 2, Altra) has the second.
-  // Neoverse V1, V2 and N2 (Graviton 3 and 4, Grace) have the third, whose vectors differ in length.
-  static const std::vector<Level> aarch64 = {
-      {"armv8-a", {"fp", "asimd"}},
-      {"armv8.2-a+dotprod", {"atomics", "crc32", "asimdrdm", "dcpop", "asimddp"}},
-      {"armv8.2-a+dotprod+sve+bf16", {"fphp", "asimdhp", "sve", "bf16", "svebf16"}}};
-  static const std::vector<Level> none;
-  return machine == "x86_64" ? x86_64 : machine == "aarch64" ? aarch64 : none;
-}
-
-std::string machine() {
-  utsname name{};
-  uname(&name);
-  return name.machine;
-}
-
 #if defined(__x86_64__)
 
 // The flags that the kernel lists and the CPU reports. The kernel's list has what the kernel allows, but under an
@@ -240,8 +258,6 @@ std::set<std::string> cpu_flags() { return {}; }
 
 // --- fat binaries ----------------------------------------------------------------------------------------------------
 
-using Version = std::pair<int, int>;
-
 constexpr std::string_view kMagic = "\x50\xed\x55\xba";
 constexpr uint16_t kVersion = 1, kPtx = 1, kCode = 2;
 constexpr size_t kHeader = 16, kEntry = 48;  // bytes; an entry's header may be longer, but only these are read
@@ -283,17 +299,6 @@ void add_entries(std::string_view binary, std::vector<FatEntry>& found) {
 
 }  // namespace
 
-Version minor_version(const std::string& version) {
-  std::string_view rest = version;
-  const auto major = leading_number(rest, 6);
-  const bool dot = rest.starts_with('.');
-  rest.remove_prefix(dot ? 1 : 0);
-  const auto minor = dot ? leading_number(rest, 6) : std::nullopt;
-  if (major && minor) return {*major, *minor};
-  throw Error(errors::kManifestConsistency,
-              "invalid version " + shown(version) + ": it must start with <major>.<minor>");
-}
-
 std::string fit_of(const Choice& choice, const Host& host) {
   const auto built = parse_architecture(choice.target->cuda_architecture.value_or(""));
   if (!built || choice.device_index < 0) return "native";
@@ -329,7 +334,7 @@ std::pair<std::string, std::optional<int>> parse_device(const std::string& devic
   throw Error(errors::kUsage, "unknown device " + shown(device), "Give auto, cpu, cuda or cuda:<index>.");
 }
 
-Survey survey(const std::vector<Target>& targets, const std::vector<Library>& libraries, const std::string& device,
+Survey survey(std::span<const Target> targets, const std::vector<Library>& libraries, const std::string& device,
               const Host& host) {
   const auto [kind, given] = parse_device(device);
   const int index = given.value_or(host.current_cuda);
@@ -354,25 +359,21 @@ Survey survey(const std::vector<Target>& targets, const std::vector<Library>& li
     throw Error(errors::kNoTarget, "no target of the package runs here (device " + device + "):" + reasons,
                 "Install what the target needs, as said above, or export for this machine.");
   }
-  std::stable_sort(found.fitting.begin(), found.fitting.end(), [](const Choice& one, const Choice& other) {
-    return preference(*other.target) < preference(*one.target);
-  });
+  std::ranges::stable_sort(found.fitting, std::ranges::greater(),
+                           [](const Choice& choice) { return preference(*choice.target); });
   return found;
 }
 
 Choice pick(const std::vector<Target>& targets, const std::vector<Library>& libraries, const std::string& device,
-            const Host& host, const std::optional<std::string>& name) {
-  if (!name) return survey(targets, libraries, device, host).fitting.front();
-  const auto found = std::find_if(targets.begin(), targets.end(), [&](const Target& t) { return t.name == *name; });
+            const Host& host, const std::string& name) {
+  const auto found = std::ranges::find(targets, name, &Target::name);
   if (found == targets.end()) {
     std::vector<std::string> names;
     for (const Target& target : targets) names.push_back(target.name);
-    throw Error(errors::kUsage, "the package has no target " + shown(*name),
+    throw Error(errors::kUsage, "the package has no target " + shown(name),
                 "It has: " + (names.empty() ? "none" : joined(names)) + ".");
   }
-  Choice choice = survey({*found}, libraries, device, host).fitting.front();
-  choice.target = &*found;
-  return choice;
+  return survey({found, 1}, libraries, device, host).fitting.front();
 }
 
 std::optional<std::string> library_rejection(const Library& library, const std::string& torch) {
@@ -386,22 +387,16 @@ std::optional<std::string> library_rejection(const Library& library, const std::
   return std::nullopt;
 }
 
-int cpu_level_rank(std::string_view platform, std::string_view level) {
-  const auto& levels = levels_of(platform.substr(platform.find('-') + 1));
-  const auto found = std::find_if(levels.begin(), levels.end(), [&](const Level& one) { return one.name == level; });
-  return found == levels.end() ? -1 : static_cast<int>(found - levels.begin());
-}
-
 std::string host_cpu_isa() {
-  const std::string here = machine();
+  const std::string here = host_platform();
+  if (levels_of(here).empty()) return std::string(machine_of(here));
   const std::set<std::string> flags = cpu_flags();
   std::string found;
   for (const Level& next : levels_of(here)) {
-    const auto has = [&](const std::string& flag) { return flags.contains(flag); };
-    if (!std::all_of(next.flags.begin(), next.flags.end(), has)) break;
+    if (!std::ranges::all_of(next.flags, [&](const std::string& flag) { return flags.contains(flag); })) break;
     found = next.name;
   }
-  return levels_of(here).empty() ? here : found;
+  return found;
 }
 
 std::vector<FatEntry> fat_entries(std::string_view code) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,9 +29,6 @@ struct Choice {
   int device_index;
 };
 
-// (major, minor) of a version such as "2.13.0+cpu": ManifestConsistencyError.
-std::pair<int, int> minor_version(const std::string& version);
-
 // How a target fits the device that was chosen for it: "native", or "ptx" if the driver must compile its PTX.
 std::string fit_of(const Choice& choice, const Host& host);
 
@@ -54,19 +52,15 @@ struct Survey {
 // Compares every target with a host. CUDA is better than CPU, newer instructions are better than older ones.
 // UsageError; NoTargetError if no target runs here, with the reason for each.
 // A target does not run where a library that it loads cannot find another one: the dynamic linker is asked for those.
-Survey survey(const std::vector<Target>& targets, const std::vector<Library>& libraries, const std::string& device,
+Survey survey(std::span<const Target> targets, const std::vector<Library>& libraries, const std::string& device,
               const Host& host);
 
-// The best target that runs here. With a name, only that target is considered.
+// The target of this name: UsageError if there is none, and the errors of `survey` if it does not run here.
 Choice pick(const std::vector<Target>& targets, const std::vector<Library>& libraries, const std::string& device,
-            const Host& host, const std::optional<std::string>& name = std::nullopt);
+            const Host& host, const std::string& name);
 
 // Why an operator library does not work with this torch version; nothing if it does.
 std::optional<std::string> library_rejection(const Library& library, const std::string& torch);
-
-// Returns a level's rank on a platform such as "linux-aarch64"; -1 if the platform does not have it. A CPU runs code
-// of its own level and of lower ranks.
-int cpu_level_rank(std::string_view platform, std::string_view level);
 
 // The highest level of this CPU, such as "x86-64-v3" or "armv8-a"; on machines without levels the machine's name.
 std::string host_cpu_isa();

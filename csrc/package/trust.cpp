@@ -1,7 +1,6 @@
 #include "package/trust.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <optional>
 #include <stdexcept>
 
@@ -50,8 +49,7 @@ auto reasons_by(const char* key) {
 RevocationList parse_list(std::string_view content, const fs::path& path) {
   JsonReader json = JsonReader::checked(content, kListDepth);
   RevocationList list{path, 0, {}, {}};
-  int64_t version = 0;
-  fields(json, field("version", version, version_1), field("sequence", list.sequence, positive),
+  fields(json, unkept("version", version_1), field("sequence", list.sequence, positive),
          field("keys", list.keys, reasons_by("key_id")),
          field("packages", list.packages, reasons_by("manifest_sha256")));
   return list;
@@ -60,27 +58,25 @@ RevocationList parse_list(std::string_view content, const fs::path& path) {
 // The lists that apply on this machine. What one of them revokes is revoked.
 using Revocations = std::vector<RevocationList>;
 
-std::string by(const RevocationList& list, const std::string& reason) {
-  return "revoked by " + list.path.string() + (reason.empty() ? "" : " (" + printable(reason) + ")");
-}
-
-// Which list revokes a key and why, such as "revoked by /etc/exportkit/revoked.json (stolen)"; empty if none does.
-std::string revoked_by(const Revocations& lists, const std::string& key) {
+// Which list revokes a key, or a package, and why, such as "revoked by /etc/exportkit/revoked.json (stolen)"; empty if
+// none does.
+std::string revoked_by(const Revocations& lists, const std::string& id,
+                       std::map<std::string, std::string> RevocationList::* what = &RevocationList::keys) {
   for (const RevocationList& list : lists) {
-    if (const auto found = list.keys.find(key); found != list.keys.end()) return by(list, found->second);
+    const auto found = (list.*what).find(id);
+    if (found == (list.*what).end()) continue;
+    const std::string& reason = found->second;
+    return "revoked by " + list.path.string() + (reason.empty() ? "" : " (" + printable(reason) + ")");
   }
   return "";
 }
 
 void check_package(const Revocations& lists, const PackageFile& package) {
-  for (const RevocationList& list : lists) {
-    const auto found = list.packages.find(package.manifest_sha256());
-    if (found == list.packages.end()) continue;
-    throw Error(
-        errors::kRevoked,
-        package.name() + " is " + by(list, found->second) + ": its manifest has sha256 " + package.manifest_sha256(),
-        "Get another release of it. No signature makes a revoked package valid again.");
-  }
+  const std::string revoked = revoked_by(lists, package.manifest_sha256(), &RevocationList::packages);
+  if (revoked.empty()) return;
+  throw Error(errors::kRevoked,
+              package.name() + " is " + revoked + ": its manifest has sha256 " + package.manifest_sha256(),
+              "Get another release of it. No signature makes a revoked package valid again.");
 }
 
 // A requirement for a signature by one of these keys.
@@ -115,11 +111,10 @@ struct Rules {
 Policy parse_policy(std::string_view content) {
   JsonReader json = JsonReader::checked(content, kPolicyDepth);
   Policy policy;
-  int64_t version = 0;
   const auto named_list = object(field("list", &NamedList::path, text), FIELD(NamedList, minimum_sequence, integer));
-  fields(json, field("version", version, version_1), field("require_signature", policy.require_signature, boolean),
+  fields(json, unkept("version", version_1), field("require_signature", policy.require_signature, boolean),
          field("public_keys", policy.public_keys, list(text)),
-         optional_field("revocations", policy.revocations, list(named_list)));
+         optional(field("revocations", policy.revocations, list(named_list))));
   return policy;
 }
 
@@ -165,22 +160,18 @@ void add_policy(const fs::path& path, bool must_exist, Rules& rules) {
   rules.demands.push_back(std::move(demand));
 }
 
-fs::path user_policy() { return user_folder("XDG_CONFIG_HOME", ".config") / "policy.json"; }
-
 // What this machine's policies require. A user's policy can add to the system's requirements, but not remove any.
 Rules policy_rules(const fs::path& system) {
   Rules rules;
   const fs::path named = environment("EXPORTKIT_POLICY");
   add_policy(system, false, rules);
-  add_policy(named.empty() ? user_policy() : named, !named.empty() && named != system, rules);
+  const fs::path user = named.empty() ? user_folder("XDG_CONFIG_HOME", ".config") / "policy.json" : named;
+  add_policy(user, !named.empty() && named != system, rules);
   return rules;
 }
 
-std::string some(const std::vector<std::string>& items) {
-  constexpr size_t kShown = 4;
-  std::string text = items.size() > 1 ? "keys " : "key ";
-  for (size_t i = 0; i < std::min(items.size(), kShown); ++i) text += (i ? ", " : "") + items[i];
-  return text + (items.size() > kShown ? " and " + std::to_string(items.size() - kShown) + " more" : "");
+std::string some_keys(const std::vector<std::string>& keys) {
+  return (keys.size() > 1 ? "keys " : "key ") + some(keys, 4, [](const std::string& key) { return key; });
 }
 
 // A form of signature file: its file name suffix and the keys that check it.
@@ -218,22 +209,21 @@ struct FoundSignature {
   std::optional<std::string> content;
 };
 
-FoundSignature layer_signature(const PackageLayer& layer, const std::string& suffix) {
-  const auto found = layer.signatures.find(suffix);
-  const std::string name = "layer *" + suffix;
-  return {name, name, found == layer.signatures.end() ? std::nullopt : std::optional(found->second)};
-}
-
 FoundSignature signature_of(const PackageFile& package, const SignatureRequest& given, const std::string& suffix) {
   if (!given.signature_content.empty()) {
     if (given.signature_content.size() > kSmallFileBytes) {
-      throw Error(errors::kSignature, "the signature has " + std::to_string(given.signature_content.size()) +
-                                          " bytes; one has at most " + std::to_string(kSmallFileBytes));
+      throw Error(errors::kSignature, concat("the signature has ", given.signature_content.size(),
+                                             " bytes; one has at most ", kSmallFileBytes));
     }
     return {"the given signature", "the given signature", given.signature_content};
   }
   if (given.signature.empty() && package.path().empty()) return {"signature beside it", "", std::nullopt};
-  if (given.signature.empty() && package.layer()) return layer_signature(*package.layer(), suffix);
+  if (given.signature.empty() && package.layer()) {
+    const auto& signatures = package.layer()->signatures;
+    const auto found = signatures.find(suffix);
+    return {"layer *" + suffix, "layer *" + suffix,
+            found == signatures.end() ? std::nullopt : std::optional(found->second)};
+  }
   const fs::path file = given.signature.empty() ? signature_beside(package.path(), suffix) : fs::path(given.signature);
   return {file.string(), file.filename().string(), read_signature_file(file)};
 }
@@ -294,7 +284,7 @@ PublicKey satisfy(const PackageFile& package, const Demand& demand, const Signat
     if (signer != nullptr) return *signer;
     const std::vector<std::string> ids = content ? key_ids(form.suffix, *content, name) : std::vector<std::string>();
     others.insert(others.end(), ids.begin(), ids.end());
-    const std::string reason = content ? place + " has signatures by " + some(ids) : "there is no " + place;
+    const std::string reason = content ? place + " has signatures by " + some_keys(ids) : "there is no " + place;
     if (reasons.find(reason) == std::string::npos) reasons += (reasons.empty() ? "" : "; ") + reason;
   }
   const bool by_others = !others.empty();
@@ -308,12 +298,12 @@ PublicKey satisfy(const PackageFile& package, const Demand& demand, const Signat
   }
   std::vector<std::string> wanted;
   for (const PublicKey& key : demand.keys) wanted.push_back(key.id + " (" + key.source + ")");
-  throw Error(errors::kSignatureMissing,
-              package.name() + " is not signed as " + demand.by + " requires: " + reasons + "; wanted: " + some(wanted),
-              by_others
-                  ? "Others signed it. Ask who released it for the signature by a wanted key; do not sign it yourself."
-                  : "Get the signature file that was released with it, or give its path if it has another name or "
-                    "place. Who made the package signs it with `exportkit sign`.");
+  throw Error(
+      errors::kSignatureMissing,
+      package.name() + " is not signed as " + demand.by + " requires: " + reasons + "; wanted: " + some_keys(wanted),
+      by_others ? "Others signed it. Ask who released it for the signature by a wanted key; do not sign it yourself."
+                : "Get the signature file that was released with it, or give its path if it has another name or "
+                  "place. Who made the package signs it with `exportkit sign`.");
 }
 
 // The requirements of the caller and of this machine's policies.

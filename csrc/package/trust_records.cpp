@@ -5,10 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include "package/atomic.h"
 #include "package/digests.h"
@@ -26,18 +26,6 @@ constexpr int64_t kMargin = 2 * kSecond;  // the coarsest file times, on FAT
 constexpr size_t kMaxRecordBytes = size_t{16} << 20;
 constexpr int kMaxDepth = 8;  // of brackets
 
-int64_t now_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_REALTIME, &now);
-  return now.tv_sec * kSecond + now.tv_nsec;
-}
-
-struct stat status_of(const fs::path& path) {
-  struct stat status{};
-  if (lstat(path.c_str(), &status) != 0) throw FileError(path);
-  return status;
-}
-
 // Opens a file that only we can change; nothing for any other file, or if it cannot be read.
 Descriptor open_ours(const fs::path& path, struct stat& status) {
   // Non-blocking, or a FIFO would wait for a writer.
@@ -48,19 +36,9 @@ Descriptor open_ours(const fs::path& path, struct stat& status) {
 
 // --- records as JSON -------------------------------------------------------------------------------------------------
 
-template <class T>
-T whole_number(JsonReader& json) {
-  const std::string_view text = json.number_text();
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) json.fail("expected a time, size or inode");
-  return value;
-}
-
 constexpr auto file_state =
-    object(FIELD(FileState, device, whole_number<uint64_t>), FIELD(FileState, inode, whole_number<uint64_t>),
-           FIELD(FileState, size, whole_number<int64_t>), FIELD(FileState, mtime_ns, whole_number<int64_t>),
-           FIELD(FileState, ctime_ns, whole_number<int64_t>));
+    object(FIELD(FileState, device, integer), FIELD(FileState, inode, integer), FIELD(FileState, size, integer),
+           FIELD(FileState, mtime_ns, integer), FIELD(FileState, ctime_ns, integer));
 
 std::string to_json(const FileState& state) {
   return "{\"device\":" + std::to_string(state.device) + ",\"inode\":" + std::to_string(state.inode) +
@@ -104,8 +82,7 @@ int64_t time_after(int64_t changed_ns, int fd) {
     now = FileState::of(status).mtime_ns;
     if (now > changed_ns || changed_ns >= now + kSecond)
       break;  // past the change, or far before it because the clock was set back
-    const timespec pause{0, 2'000'000};
-    nanosleep(&pause, nullptr);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   return now;
 }
@@ -141,7 +118,8 @@ fs::path guarded(const fs::path& path) {
 
 // Checks that the path is a folder and that nobody else can change its contents.
 void check_ours(const fs::path& folder) {
-  const struct stat status = status_of(folder);
+  struct stat status{};
+  if (lstat(folder.c_str(), &status) != 0) throw FileError(folder);
   if (const char* reason = others_may_change(status)) throw FileError(folder, std::string("it ") + reason, EACCES);
   if (!S_ISDIR(status.st_mode)) throw FileError(folder, EEXIST);
 }
@@ -151,14 +129,20 @@ bool is_known(const PackageReader& reader, const struct stat& status, const fs::
   std::string manifest_sha256;
   FileState state{};
   const bool read = read_record(path, [&](JsonReader& json) {
-    fields(json, field("checked_ns", checked_ns, whole_number<int64_t>),
-           field("manifest_sha256", manifest_sha256, text), field("state", state, file_state));
+    fields(json, field("checked_ns", checked_ns, integer), field("manifest_sha256", manifest_sha256, text),
+           field("state", state, file_state));
   });
   return read && checked_ns <= now_ns() && state == FileState::of(status) &&
          manifest_sha256 == reader.manifest_sha256();
 }
 
 }  // namespace
+
+int64_t now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return now.tv_sec * kSecond + now.tv_nsec;
+}
 
 fs::path cache_directory() {
   const std::string own = environment("EXPORTKIT_CACHE");
@@ -213,19 +197,22 @@ bool verify_once(const PackageReader& reader, bool always) {
   return true;
 }
 
-bool is_verified(const fs::path& folder, const std::optional<EntryRecord>& record,
-                 const std::map<std::string, std::string>& digests) {
-  if (!record) return false;
-  return std::all_of(digests.begin(), digests.end(), [&](const auto& expected) {
+bool is_verified(const fs::path& folder, const std::map<std::string, std::string>& digests) {
+  int64_t checked_ns = 0;
+  std::map<std::string, VerifiedFile> files;
+  const bool found = read_record(folder / kEntryRecord, [&](JsonReader& json) {
+    const auto file = object(FIELD(VerifiedFile, sha256, text), FIELD(VerifiedFile, state, file_state));
+    fields(json, field("checked_ns", checked_ns, integer), field("files", files, map_of(file)));
+  });
+  if (!found || checked_ns > now_ns()) return false;
+  return std::ranges::all_of(digests, [&](const auto& expected) {
     const auto& [name, sha256] = expected;
-    const auto verified = record->files.find(name);
-    if (verified == record->files.end() || verified->second.sha256 != sha256 ||
-        verified->second.state.changed_ns() >= record->checked_ns) {
-      return false;
-    }
+    const auto verified = files.find(name);
+    if (verified == files.end()) return false;
+    const FileState& state = verified->second.state;
     struct stat status{};
-    return lstat((folder / name).c_str(), &status) == 0 && !others_may_change(status) &&
-           FileState::of(status) == verified->second.state;
+    return verified->second.sha256 == sha256 && state.changed_ns() < checked_ns &&
+           lstat((folder / name).c_str(), &status) == 0 && !others_may_change(status) && FileState::of(status) == state;
   });
 }
 
@@ -239,20 +226,7 @@ std::optional<FileState> state_if_content(const fs::path& path, const std::strin
   return digest.hex() == sha256 ? std::optional(FileState::of(status)) : std::nullopt;
 }
 
-std::optional<EntryRecord> read_entry_record(const fs::path& path) {
-  EntryRecord record{};
-  const bool read = read_record(path, [&](JsonReader& json) {
-    const auto files = [](JsonReader& json) {
-      const auto read = object_of(object(FIELD(VerifiedFile, sha256, text), FIELD(VerifiedFile, state, file_state)));
-      const auto found = read(json);
-      return std::map(found.begin(), found.end());
-    };
-    fields(json, field("checked_ns", record.checked_ns, whole_number<int64_t>), field("files", record.files, files));
-  });
-  return read && record.checked_ns <= now_ns() ? std::optional(std::move(record)) : std::nullopt;
-}
-
-void write_entry_record(const fs::path& path, const std::map<std::string, VerifiedFile>& files) {
+void write_entry_record(const fs::path& folder, const std::map<std::string, VerifiedFile>& files) {
   int64_t changed_ns = 0;
   std::string text;
   for (const auto& [name, file] : files) {  // record names need no escapes
@@ -260,7 +234,7 @@ void write_entry_record(const fs::path& path, const std::map<std::string, Verifi
     text += (text.empty() ? "\"" : ",\"") + name + "\":{\"sha256\":\"" + file.sha256 +
             "\",\"state\":" + to_json(file.state) + "}";
   }
-  write_record(path, [&](int fd) {
+  write_record(folder / kEntryRecord, [&](int fd) {
     return "{\"checked_ns\":" + std::to_string(time_after(changed_ns, fd)) + ",\"files\":{" + text + "}}";
   });
 }

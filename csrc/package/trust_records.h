@@ -18,11 +18,11 @@ struct VerifiedFile {
   FileState state;
 };
 
-// The record of the verified files in a folder of unpacked files.
-struct EntryRecord {
-  int64_t checked_ns;
-  std::map<std::string, VerifiedFile> files;
-};
+// The record of the verified files in a folder of unpacked files, by its name there.
+inline constexpr const char* kEntryRecord = "~verified.json";
+
+// The time now, in nanoseconds since 1970.
+int64_t now_ns();
 
 // $EXPORTKIT_CACHE, or exportkit under $XDG_CACHE_HOME or ~/.cache. It need not exist yet.
 std::filesystem::path cache_directory();
@@ -42,19 +42,16 @@ Descriptor open_private_folder(const std::filesystem::path& root, const std::str
 // signature was required, only a check by this process counts.
 bool verify_once(const PackageReader& reader, bool always);
 
-// Whether the folder's record shows, without reading them, that its files have these digests (by file name).
-bool is_verified(const std::filesystem::path& folder, const std::optional<EntryRecord>& record,
-                 const std::map<std::string, std::string>& digests);
+// Whether the folder's record shows, without reading them, that its files have these digests (by file name). It counts
+// only if nobody else can have written it, and not later than now.
+bool is_verified(const std::filesystem::path& folder, const std::map<std::string, std::string>& digests);
 
 // The state of a file if it has this content and only we can change it, else nothing. Links do not count.
 std::optional<FileState> state_if_content(const std::filesystem::path& path, const std::string& sha256);
 
-// Reads an entry's record; nothing unless only we can have written it, and not later than now.
-std::optional<EntryRecord> read_entry_record(const std::filesystem::path& path);
-
-// Writes an entry's record if possible. Takes the time from the clock that sets file times, after it has passed these
+// Writes the folder's record if possible. Takes the time from the clock that sets file times, after it has passed these
 // files' last change, so that the next change gives them a later time.
-void write_entry_record(const std::filesystem::path& path, const std::map<std::string, VerifiedFile>& files);
+void write_entry_record(const std::filesystem::path& folder, const std::map<std::string, VerifiedFile>& files);
 
 // Notes that something was used, for `exportkit doctor --prune-cache`.
 void touch(const std::filesystem::path& path);

@@ -61,31 +61,31 @@ class PackageWriter {
     if (name == kManifestName) {
       throw Error(errors::kDuplicateRecord, name + " is the manifest's name; a record cannot have it");
     }
-    if (name != kDropped) contents_.insert_or_assign(name, std::move(content));
+    if (name != kDropped) sources_.insert_or_assign(name, Source{std::move(content), {name, 0, {}}});
   }
 
   // Reads every content once and returns the manifest's `records`, including the records that torch looks for.
   // UnsafeRecordNameError, DuplicateRecordError.
   std::vector<Record> records() {
-    if (measured_.empty()) measure();
+    measure();
     std::vector<Record> records;
-    for (const Measured& measured : measured_) records.push_back(measured.record);
+    for (const auto& [name, source] : sources_) records.push_back(source.record);
     return records;
   }
 
   // Writes the package: the same bytes for the same manifest and contents. Throws the error of a rule that the package
   // would break; ExportkitError if a content changed since `records()` read it; FileError.
   void finish(const std::filesystem::path& path, const std::string& text) {
-    if (measured_.empty()) measure();
+    measure();
     check_manifest_size(text.size());
     const Manifest manifest = decode_manifest(text);
     check_consistency(manifest);
     // The manifest comes first, so that it can be read from the first few kilobytes.
     std::vector<Entry> entries{
-        laid_out(std::string(kRoot) + std::string(kManifestName), text.size(), crc32(0, text.data(), text.size()), 0)};
-    for (const Measured& measured : measured_) {
-      entries.push_back(laid_out(std::string(kRoot) + measured.record.name, static_cast<uint64_t>(measured.record.size),
-                                 measured.crc32, entries.back().end()));
+        laid_out(concat(kRoot, kManifestName), text.size(), crc32(0, text.data(), text.size()), 0)};
+    for (const auto& [name, source] : sources_) {
+      const auto size = static_cast<uint64_t>(source.record.size);
+      entries.push_back(laid_out(std::string(kRoot) + name, size, source.crc32, entries.back().end()));
     }
     std::vector<Entry> listed(entries.begin() + 1, entries.end());
     for (Entry& entry : listed) entry.name.erase(0, kRoot.size());
@@ -93,52 +93,53 @@ class PackageWriter {
     const std::string directory = central_directory(entries);
     WrittenWhole file(path, 0666);
     file.reserve(entries.back().end() + directory.size());
-    file.write(local_header(entries[0]));
+    auto entry = entries.begin();
+    file.write(local_header(*entry));
     file.write(text);
-    auto content = contents_.begin();
-    for (size_t i = 1; i < entries.size(); ++i, ++content) {
-      file.write(local_header(entries[i]));
-      copy(content->second, entries[i], file);
+    for (const auto& [name, source] : sources_) {
+      file.write(local_header(*++entry));
+      copy(source.content, *entry, file);
     }
     file.write(directory);
     file.finish(/*durable=*/true);
   }
 
  private:
-  struct Measured {
+  struct Source {
+    Content content;
     Record record;
-    uint32_t crc32;
+    uint32_t crc32 = 0;
   };
 
   void measure() {
+    if (measured_) return;
     for (const StockRecord& stock : kStockRecords) {
       add(std::string(stock.name), [&stock](const Sink& sink) { sink(stock.content); });
     }
     std::vector<std::string> names;
-    for (const auto& [name, content] : contents_) names.push_back(std::string(kRoot) + name);
-    check_record_names({names.begin(), names.end()});
-    std::vector<Measured> all;
-    std::vector<const Content*> contents;
-    for (const auto& [name, content] : contents_) {
-      all.push_back({{name, 0, {}}, 0});
-      contents.push_back(&content);
+    std::vector<Source*> sources;
+    for (auto& [name, source] : sources_) {
+      names.push_back(std::string(kRoot) + name);
+      sources.push_back(&source);
     }
+    check_record_names({names.begin(), names.end()});
     // How much there is to read is not known yet.
-    in_threads(contents.size(), kWorthThreads, [&](size_t i) {
-      Measured& measured = all[i];
+    in_threads(sources.size(), kWorthThreads, [&](size_t i) {
+      Source& source = *sources[i];
+      source.record.size = source.crc32 = 0;
       Sha256 digest;
-      (*contents[i])([&](std::string_view block) {
-        measured.record.size += static_cast<int64_t>(block.size());
-        measured.crc32 = crc32(measured.crc32, block.data(), block.size());
+      source.content([&](std::string_view block) {
+        source.record.size += static_cast<int64_t>(block.size());
+        source.crc32 = crc32(source.crc32, block.data(), block.size());
         digest.update(block.data(), block.size());
       });
-      measured.record.sha256 = digest.hex();
+      source.record.sha256 = digest.hex();
     });
-    measured_ = std::move(all);
+    measured_ = true;
   }
 
-  std::map<std::string, Content> contents_;  // by name
-  std::vector<Measured> measured_;           // in the same order
+  std::map<std::string, Source> sources_;  // by name
+  bool measured_ = false;
 };
 
 }  // namespace

@@ -82,7 +82,7 @@ Choice choose(const PackageReader& reader, const OpenOptions& options) {
   const Host host = this_host(with_cuda && parse_device(options.device).first != "cpu");
   const auto asked = [&]() -> std::vector<Choice> {
     if (!options.target) return survey(manifest.targets, manifest.libraries, options.device, host).fitting;
-    return {pick(manifest.targets, manifest.libraries, options.device, host, options.target)};
+    return {pick(manifest.targets, manifest.libraries, options.device, host, *options.target)};
   };
   std::string reasons;
   for (const Choice& choice : asked()) {
@@ -165,7 +165,7 @@ std::shared_ptr<const Code> OpenedPackage::load_code(const Method& method, const
   try {
     const CodeOptions options{device(), options_.runners, options_.cuda_graphs, written_arguments(method),
                               options_.threads};
-    code = std::make_shared<const Code>(files.library(), options, constants_of(target(), method.name, weights));
+    code = std::make_shared<const Code>(files.library, options, constants_of(target(), method.name, weights));
   } catch (const std::exception& error) {
     throw Error(errors::kModelLoad,
                 "torch " + torch_version() + " cannot load target " + target().name + " of " + reader_.name() + ": " +

@@ -285,7 +285,7 @@ void load(const PackageReader& reader, const Library& library, const std::set<st
   if (is_served(library)) return;
   const CacheEntry entry = unpack(reader, library, how);
   const std::string file = file_name(library.record);
-  const fs::path& path = entry.library();
+  const fs::path& path = entry.library;
   const bool can_define = !defines.empty() || has_defining_symbol(content_of(path));
   const std::set<std::string> before = can_define ? registered_names() : std::set<std::string>();
   if (!can_define) refuse_other_kernels(file, library.sha256);

@@ -108,7 +108,7 @@ def test_numbers_and_names_in_the_text_are_those_of_the_code() -> None:
         f"at most {constant('manifest.h', 'kMaxManifestDepth')} brackets deep",
         f"at most {MAX_DEPTH} deep",
         f"at most {constant('json.h', 'kMaxJsonValues') // 10**6} million values",
-        f"One for each dimension, at most {constant('call.cpp', 'kMaxRank')};",
+        f"One for each dimension, at most {constant('manifest_checks.h', 'kMaxRank')};",
         f"{ROOT}/ the archive's one root folder",
         f"at most {constant('guarded.h', 'kSmallFileBytes') >> 10} KiB",
         f"at most {constant('trust.cpp', 'kMaxListBytes') >> 20} MiB, under the rules",
@@ -125,7 +125,7 @@ def test_numbers_and_names_in_the_text_are_those_of_the_code() -> None:
         f"{constant('accuracy.h', 'kFloat32Ulps')} of float32",
         "`/etc/exportkit/policy.json`",
         f"with which it is called. At most {constant('state_checks.cpp', 'kMaxMethodName')} characters.",
-        f"At most {constant('state_checks.cpp', 'kMaxRank')}. Only the first may be a Size",
+        f"At most {constant('manifest_checks.h', 'kMaxRank')}. Only the first may be a Size",
         *(MANIFEST_NAME, AOTINDUCTOR_DIR, OPERATORS_DIR, CASES_DIR, STATE_DIR),
     ):
         assert said in prose, said

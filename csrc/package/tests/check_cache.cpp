@@ -47,7 +47,7 @@ std::string unpack(const Words& words) {
   const CacheEntry entry = words.at(2) == "library"
                                ? unpack(reader, reader.manifest().libraries.at(index), how)
                                : unpack_code(reader, reader.manifest().targets.at(index).name, how);
-  return answer("[" + json_text(entry.folder().string()) + ", [" + warned + "]]");
+  return answer("[" + json_text(entry.folder.string()) + ", [" + warned + "]]");
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "package/digests.cpp"
-#include "package/libcrypto.cpp"
 
 using namespace exportkit;
 

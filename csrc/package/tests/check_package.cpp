@@ -48,13 +48,11 @@ std::string tensors(const Words& words) {
   const std::string content = content_of(words.at(1));
   const std::vector<safetensors::View> views = safetensors::parse(content);
   if (words.size() > 2) std::ofstream(words.at(2), std::ios::binary) << safetensors::serialize(views);
-  std::string out;
-  for (const safetensors::View& view : views) {
-    out += (out.empty() ? "[" : ", [") + json_text(view.name) + ", " + json_text(view.dtype) + ", [";
-    for (size_t i = 0; i < view.shape.size(); ++i) out += (i ? ", " : "") + std::to_string(view.shape[i]);
-    out += "], \"" + sha256_hex(view.data) + "\"]";
-  }
-  return answer("[" + out + "]");
+  return answer(json_list(views, [](const safetensors::View& view) {
+    const auto number = [](int64_t size) { return std::to_string(size); };
+    return concat("[", json_text(view.name), ", ", json_text(view.dtype), ", ", json_list(view.shape, number), ", ",
+                  json_text(sha256_hex(view.data)), "]");
+  }));
 }
 
 // weights PATH [SIZE]: the weights' content by record, which is read when the package is closed and was cut to a size
@@ -67,16 +65,16 @@ std::string weights(const Words& words) {
   }
   reader.reset();
   if (words.size() > 2) std::filesystem::resize_file(words.at(1), std::stoul(words.at(2)));
-  std::string out;
+  JsonMembers out;
   for (auto& [record, content] : contents) {
     const size_t cut = content.size() / 3;
     read_weights(mapping.data(record), content.data(), cut);
     read_weights(mapping.data(record) + cut, content.data() + cut, content.size() - cut);
     std::string copy(content.size(), '-');
     read_weights(content.data(), copy.data(), copy.size());  // which is not mapped
-    out += (out.empty() ? "{" : ", ") + json_text(record) + ": " + json_text(sha256_hex(copy));
+    out.emplace_back(record, json_text(sha256_hex(copy)));
   }
-  return answer(out + "}");
+  return answer(json_object(out));
 }
 
 }  // namespace
