@@ -116,10 +116,9 @@ int ek_package_state_digest(const ek_package* package, ek_text* digest) {
 int ek_package_match_state_file(const ek_package* package, const char* given, const char* sizes, int part,
                                 ek_text* values) {
   return guarded([&] {
-    StateFile file;
     JsonReader json(given, 8), numbers(sizes, 8);
-    fields(json, field("path", file.path, text), field("metadata", file.metadata, map_of(text)),
-           field("tensors", file.places, read_places));
+    const StateFile file = object(FIELD(StateFile, path, text), FIELD(StateFile, metadata, map_of(text)),
+                                  field("tensors", &StateFile::places, read_places))(json);
     const auto rows = map_of(integer)(numbers);
     const Manifest& manifest = package->reader.manifest();
     const auto found = part == EK_WHOLE_STATE ? match_whole_state(manifest, rows, file)

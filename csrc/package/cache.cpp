@@ -45,8 +45,6 @@ std::string library_of(const Contents& contents) {
   return library;
 }
 
-bool is_gone(const std::system_error& error) { return error.code() == std::errc::no_such_file_or_directory; }
-
 // How long to wait for a lock: not at all if other users can open the file and hold the lock.
 std::chrono::milliseconds patience(int fd) {
   struct stat status{};
@@ -111,7 +109,8 @@ CacheEntry held_entry(const fs::path& root, const std::string& kind, const std::
                         ours.st_ino == there.st_ino && ours.st_dev == there.st_dev;
       if (same) return {folder, folder / library, std::move(fd)};
     } catch (const std::system_error& error) {
-      if (!is_gone(error) || race + 1 == kRaces) throw;  // else it was deleted meanwhile
+      const bool gone = error.code() == std::errc::no_such_file_or_directory;
+      if (!gone || race + 1 == kRaces) throw;  // else it was deleted meanwhile
     }
   }
   throw FileError(root / kind / digest, "it was deleted repeatedly while it was unpacked", ENOENT);

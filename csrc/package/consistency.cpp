@@ -134,17 +134,6 @@ void check_targets(const Manifest& manifest) {
   }
 }
 
-void check_onnx_functions(const Onnx& onnx, const Names& known) {
-  std::set<std::tuple<std::string_view, std::string_view, std::string_view>> seen;
-  for (const OnnxFunction& function : onnx.functions) {
-    const std::string what = "ONNX function " + shown(function.domain + "::" + function.name + ":" + function.overload);
-    require(!function.domain.empty() && !function.name.empty(), what, " has no domain or no name");
-    require(known.contains(function.op), what, " computes ", Quoted{function.op}, ", which is not among the operators");
-    const bool is_new = seen.emplace(function.domain, function.name, function.overload).second;
-    require(is_new, what, " appears twice");
-  }
-}
-
 void check_onnx(const Manifest& manifest) {
   if (manifest.onnx.empty()) return;
   require(manifest.targets.empty() && !manifest.program && manifest.weights.empty() && manifest.libraries.empty(),
@@ -152,7 +141,18 @@ void check_onnx(const Manifest& manifest) {
   const auto name_of = [](const Onnx& onnx) -> std::string_view { return onnx.method; };
   check_each_method(manifest.onnx, name_of, manifest, "there are ONNX models");
   const Names known = distinct(manifest.operators, kName, "operator");
-  for (const Onnx& onnx : manifest.onnx) check_onnx_functions(onnx, known);
+  for (const Onnx& onnx : manifest.onnx) {
+    std::set<std::tuple<std::string_view, std::string_view, std::string_view>> seen;
+    for (const OnnxFunction& function : onnx.functions) {
+      const std::string what =
+          "ONNX function " + shown(function.domain + "::" + function.name + ":" + function.overload);
+      require(!function.domain.empty() && !function.name.empty(), what, " has no domain or no name");
+      require(known.contains(function.op), what, " computes ", Quoted{function.op},
+              ", which is not among the operators");
+      const bool is_new = seen.emplace(function.domain, function.name, function.overload).second;
+      require(is_new, what, " appears twice");
+    }
+  }
 }
 
 void check_operators(const std::vector<Operator>& operators, const std::string& where) {

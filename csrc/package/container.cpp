@@ -44,17 +44,6 @@ void append(std::string& out, T... values) {
   throw Error(errors::kArchiveLayout, message, hint);
 }
 
-// --- the one layout ------------------------------------------------------------------------------------------------
-
-void append_central_header(std::string& out, const Entry& entry) {
-  constexpr uint16_t kSizesBytes = 28;
-  append(out, kCentralSignature, kVersion, kVersion, uint16_t{0}, uint16_t{0}, uint16_t{0}, kDate, entry.crc32, kMax32,
-         kMax32, static_cast<uint16_t>(entry.name.size()), kSizesBytes, uint16_t{0}, uint16_t{0}, uint16_t{0},
-         uint32_t{0}, kMax32);
-  out += entry.name;
-  append(out, uint16_t{1}, uint16_t{24}, entry.size, entry.size, entry.offset);
-}
-
 // --- any zip archive -----------------------------------------------------------------------------------------------
 
 // Replaces the fields that did not fit in 32 bits by the values of the ZIP64 extra field, in this order. False if that
@@ -140,7 +129,13 @@ std::string local_header(const Entry& entry) {
 std::string central_directory(const std::vector<Entry>& entries) {
   const uint64_t start = entries.empty() ? 0 : entries.back().end(), count = entries.size();
   std::string out;
-  for (const Entry& entry : entries) append_central_header(out, entry);
+  for (const Entry& entry : entries) {
+    append(out, kCentralSignature, kVersion, kVersion, uint16_t{0}, uint16_t{0}, uint16_t{0}, kDate, entry.crc32,
+           kMax32, kMax32, static_cast<uint16_t>(entry.name.size()), uint16_t{28}, uint16_t{0}, uint16_t{0},
+           uint16_t{0}, uint32_t{0}, kMax32);
+    out += entry.name;
+    append(out, uint16_t{1}, uint16_t{24}, entry.size, entry.size, entry.offset);
+  }
   const uint64_t length = out.size();
   append(out, kEnd64Signature, uint64_t{kEnd64Bytes - 12}, kVersion, kVersion, uint32_t{0}, uint32_t{0}, count, count,
          length, start);

@@ -64,16 +64,11 @@ struct OpenSslState {  // SHA256_CTX, which has been public since OpenSSL 0.9
 };
 using OpenSslUpdate = int (*)(OpenSslState*, const void*, size_t);
 
-OpenSslUpdate openssl_update() {
-  static const auto found = [] {
+void compress(uint32_t* state, const uint8_t* data, size_t blocks) {
+  static const auto update = [] {
     void* library = open_libcrypto();
     return library == nullptr ? nullptr : reinterpret_cast<OpenSslUpdate>(dlsym(library, "SHA256_Update"));
   }();
-  return found;
-}
-
-void compress(uint32_t* state, const uint8_t* data, size_t blocks) {
-  const OpenSslUpdate update = openssl_update();
   if (update == nullptr) return compress_portable(state, data, blocks);
   OpenSslState openssl{};
   std::copy_n(state, 8, openssl.state);
@@ -131,11 +126,6 @@ __attribute__((target("pclmul,sse4.1"))) uint32_t crc32_by_folding(uint32_t stat
   return static_cast<uint32_t>(_mm_extract_epi32(_mm_xor_si128(value, quotient), 1));
 }
 
-bool can_fold() {
-  static const bool can = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
-  return can;
-}
-
 #elif defined(__aarch64__)
 
 // The CPU's instruction is for this very polynomial. `state` is the complement of a CRC-32; `size` is a multiple of 8.
@@ -146,11 +136,6 @@ __attribute__((target("+crc"))) uint32_t crc32_by_instruction(uint32_t state, co
     state = __crc32d(state, eight);
   }
   return state;
-}
-
-bool has_crc32() {
-  static const bool has = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
-  return has;
 }
 
 #endif
@@ -207,14 +192,16 @@ uint32_t crc32(uint32_t before, const void* data, size_t size) {
   const auto* bytes = static_cast<const uint8_t*>(data);
   uint32_t state = ~before;
 #if defined(__x86_64__)
-  if (size >= 64 && can_fold()) {
+  static const bool can_fold = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+  if (size >= 64 && can_fold) {
     const size_t folded = size / 16 * 16;
     state = crc32_by_folding(state, bytes, folded);
     bytes += folded;
     size -= folded;
   }
 #elif defined(__aarch64__)
-  if (has_crc32()) {
+  static const bool has_crc32 = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
+  if (has_crc32) {
     const size_t whole = size / 8 * 8;
     state = crc32_by_instruction(state, bytes, whole);
     bytes += whole;

@@ -68,13 +68,6 @@ const char* others_may_rename_in(const struct stat& folder) {
   return nullptr;
 }
 
-// --- small files -----------------------------------------------------------------------------------------------------
-
-void check_guarded(const std::filesystem::path& path, const struct stat& status) {
-  if (const char* reason = others_may_change(status)) throw std::invalid_argument(reason);
-  if (const std::string reason = follow(path).reason; !reason.empty()) throw std::invalid_argument(reason);
-}
-
 }  // namespace
 
 const char* others_may_change(const struct stat& status) {
@@ -145,7 +138,10 @@ std::optional<std::string> read_limited(const std::filesystem::path& path, bool 
   struct stat status{};
   if (!file || fstat(file.get(), &status) != 0) throw FileError(path);
   if (!S_ISREG(status.st_mode)) throw std::invalid_argument("is not a plain file");
-  if (guarded) check_guarded(path, status);
+  if (guarded) {
+    if (const char* reason = others_may_change(status)) throw std::invalid_argument(reason);
+    if (const std::string reason = follow(path).reason; !reason.empty()) throw std::invalid_argument(reason);
+  }
   std::string content = read_at(file.get(), 0, most + 1);
   if (content.size() > most) throw std::invalid_argument("has more than " + std::to_string(most) + " bytes");
   return content;

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
-#include <unordered_set>
+#include <set>
 #include <utility>
 
 #include "package/consistency.h"
@@ -24,7 +24,8 @@ int64_t nanoseconds(const timespec& time) { return time.tv_sec * 1'000'000'000 +
 
 void check_has_manifest(const std::vector<Header>& headers) {
   const auto has = [&](std::string_view name) {
-    return std::ranges::any_of(headers, [&](const Header& h) { return h.name.ends_with(concat("/", name)); });
+    const std::string ending = concat("/", name);
+    return std::ranges::any_of(headers, [&](const Header& header) { return header.name.ends_with(ending); });
   };
   if (has(kManifestName)) return;
   const std::string none = "the archive has no " + std::string(kManifestName) + ": it is ";
@@ -129,7 +130,7 @@ const std::string& PackageFile::sha256() const {
 }
 
 void check_record_names(const std::vector<std::string_view>& names) {
-  std::unordered_set<std::string_view> seen;
+  std::set<std::string_view> seen;
   for (const std::string_view name : names) {
     if (!is_safe(name)) {
       throw Error(errors::kUnsafeRecordName, concat("record name ", Quoted{name},
@@ -140,13 +141,10 @@ void check_record_names(const std::vector<std::string_view>& names) {
       throw Error(errors::kDuplicateRecord, "two records have the name " + std::string(name));
     }
   }
-  std::vector<std::string_view> sorted(seen.begin(), seen.end());
-  std::sort(sorted.begin(), sorted.end());
-  std::string inside;
-  for (const std::string_view folder : sorted) {
-    inside.assign(folder).append("/");
-    const auto name = std::lower_bound(sorted.begin(), sorted.end(), std::string_view(inside));
-    if (name != sorted.end() && name->starts_with(inside)) {
+  for (const std::string_view folder : seen) {
+    const std::string inside = concat(folder, "/");
+    const auto name = seen.lower_bound(inside);
+    if (name != seen.end() && name->starts_with(inside)) {
       throw Error(errors::kUnsafeRecordName, concat(folder, " is both a record and a folder of the record ", *name));
     }
   }

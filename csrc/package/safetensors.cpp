@@ -87,16 +87,6 @@ Place place(JsonReader& json, std::string_view name) {
 
 Metadata metadata(JsonReader& json) { return nullable(map_of(text))(json).value_or(Metadata()); }
 
-std::vector<Place> read_header(std::string_view text) {
-  JsonReader json = JsonReader::checked(text, kMaxDepth);
-  std::vector<Place> places;
-  json.object([&](std::string_view key) {
-    if (key == "__metadata__") return void(metadata(json));
-    places.push_back(place(json, key));
-  });
-  return places;
-}
-
 // Checks that the data are the tensors' data, one after the other, and nothing else.
 void check_places(std::vector<Place>& places, uint64_t start, uint64_t file_size) {
   std::ranges::sort(places, {}, [](const Place& place) { return std::pair(place.begin, place.end); });
@@ -143,7 +133,12 @@ std::vector<Place> parse_header(std::string_view file, uint64_t file_size) {
   if (start > file.size() || start > file_size)
     refuse("the header should end at byte " + std::to_string(start) + " of " + std::to_string(file_size));
   try {
-    std::vector<Place> places = read_header(file.substr(kLengthBytes, start - kLengthBytes));
+    JsonReader json = JsonReader::checked(file.substr(kLengthBytes, start - kLengthBytes), kMaxDepth);
+    std::vector<Place> places;
+    json.object([&](std::string_view key) {
+      if (key == "__metadata__") return void(metadata(json));
+      places.push_back(place(json, key));
+    });
     check_places(places, start, file_size);
     return places;
   } catch (const JsonError& error) {

@@ -23,12 +23,8 @@ std::string signature_bytes(JsonReader& json) {
   return *bytes;
 }
 
-Signature read_signature(JsonReader& json) {
-  Signature out;
-  fields(json, field("key_id", out.key_id, sha256), unkept("algorithm", one_of("ed25519")),
-         field("signature", out.bytes, signature_bytes));
-  return out;
-}
+constexpr auto read_signature = object(FIELD(Signature, key_id, sha256), unkept("algorithm", one_of("ed25519")),
+                                       field("signature", &Signature::bytes, signature_bytes));
 
 Signatures read_signatures(JsonReader& json, const std::string& name) {
   Signatures out;

@@ -115,13 +115,10 @@ std::optional<std::string> cpu_rejection(const Target& target, const Host& host)
   return std::nullopt;
 }
 
-bool is_later_of_generation(const CudaArchitecture& built, const Version& here) {
-  return here.first == built.version.first && here >= built.version;
-}
-
 // Machine code runs on later minor versions of its architecture.
 bool runs_natively(const CudaArchitecture& built, const Version& here) {
-  return built.suffix == 'a' ? here == built.version : is_later_of_generation(built, here);
+  if (built.suffix == 'a') return here == built.version;
+  return here.first == built.version.first && here >= built.version;
 }
 
 // The driver compiles PTX for any later architecture.

@@ -110,12 +110,9 @@ struct Rules {
 
 Policy parse_policy(std::string_view content) {
   JsonReader json = JsonReader::checked(content, kPolicyDepth);
-  Policy policy;
   const auto named_list = object(field("list", &NamedList::path, text), FIELD(NamedList, minimum_sequence, integer));
-  fields(json, unkept("version", version_1), field("require_signature", policy.require_signature, boolean),
-         field("public_keys", policy.public_keys, list(text)),
-         optional(field("revocations", policy.revocations, list(named_list))));
-  return policy;
+  return object(FIELD(Policy, require_signature, boolean), FIELD(Policy, public_keys, list(text)),
+                unkept("version", version_1), optional(FIELD(Policy, revocations, list(named_list))))(json);
 }
 
 // Reads a policy's list. A list that is missing, or older than the policy knows, is as bad as a bad policy: whoever

@@ -43,15 +43,6 @@ void copy(const Content& content, const Entry& entry, WrittenWhole& file) {
   }
 }
 
-// The content of a file. Errors are std::system_error and name the file.
-Content file_content(const std::filesystem::path& path) {
-  return [path](const Sink& sink) {
-    const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!file) throw FileError(path);
-    read_blocks(file.get(), 0, std::numeric_limits<int64_t>::max(), sink);
-  };
-}
-
 // Collects a package's records. Their sources must exist until the package is written.
 class PackageWriter {
  public:
@@ -164,7 +155,13 @@ int ek_writer_add_bytes(ek_writer* writer, const char* name, const void* data, s
 }
 
 int ek_writer_add_file(ek_writer* writer, const char* name, const char* path) {
-  return guarded([&] { writer->writer.add(name, file_content(path)); });
+  return guarded([&] {
+    writer->writer.add(name, [path = std::filesystem::path(path)](const Sink& sink) {
+      const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+      if (!file) throw FileError(path);
+      read_blocks(file.get(), 0, std::numeric_limits<int64_t>::max(), sink);
+    });
+  });
 }
 
 int ek_writer_add_record(ek_writer* writer, const char* name, const ek_package* package, const char* record) {
