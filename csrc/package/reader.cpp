@@ -29,6 +29,10 @@ void check_has_manifest(const std::vector<Header>& headers) {
   };
   if (has(kManifestName)) return;
   const std::string none = "the archive has no " + std::string(kManifestName) + ": it is ";
+  if (has("constants.pkl")) {
+    throw Error(errors::kNoManifest, none + "TorchScript",
+                "Export the module that it was made of: `exportkit export FILE.py:CLASS`.");
+  }
   if (has("data.pkl")) {
     throw Error(
         errors::kNoManifest, none + "a checkpoint, as torch.save writes it",

@@ -353,8 +353,10 @@ Survey survey(std::span<const Target> targets, const std::vector<Library>& libra
     }
   }
   if (found.fitting.empty()) {
+    const bool other = kind != "auto" && std::ranges::count(targets, kind, &Target::device) == 0;
     throw Error(errors::kNoTarget, "no target of the package runs here (device " + device + "):" + reasons,
-                "Install what the target needs, as said above, or export for this machine.");
+                other ? "Ask for the device auto, or package a target for " + kind + ", too."
+                      : "Install what the target needs, as said above, or export for this machine.");
   }
   std::ranges::stable_sort(found.fitting, std::ranges::greater(),
                            [](const Choice& choice) { return preference(*choice.target); });
