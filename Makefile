@@ -158,7 +158,7 @@ RUNTIME = $(shell $(BIN)/python -c 'from exportkit.runtime.native import library
 triton-asan: build extras
 	@mkdir -p build/triton-asan/exportkit
 	g++ -std=c++20 -g -O1 -fsanitize=address -fno-omit-frame-pointer -fvisibility=hidden -fPIC -shared -Icsrc \
-		-Icsrc/runtime/include csrc/triton/*.cpp csrc/package/json.cpp csrc/package/text.cpp \
+		-Icsrc/runtime/include -Iexportkit/include csrc/triton/*.cpp csrc/package/json.cpp csrc/package/text.cpp \
 		-o build/triton-asan/exportkit/libtriton_exportkit.so $(RUNTIME) -Wl,-rpath,$(dir $(RUNTIME)) \
 		-Wl,--allow-shlib-undefined -Wl,--version-script=csrc/triton/exports.map
 	EXPORTKIT_TRITON_ASAN=$(abspath build/triton-asan) $(BIN)/python -m pytest -q tests/triton_backend

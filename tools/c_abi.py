@@ -22,7 +22,8 @@ RUNTIME = Path(__file__).parents[1] / "csrc" / "runtime"
 HEADER = RUNTIME / "include" / "exportkit" / "exportkit.h"
 LISTING = RUNTIME / "exportkit.abi"
 
-_INCLUDE = f"-I{RUNTIME / 'include'}"
+# The build of the C++ runtime leaves DLPack's header in the second one.
+INCLUDE = [f"-I{RUNTIME / 'include'}", f"-I{RUNTIME.parents[1] / 'exportkit' / 'include'}"]
 _FUNCTION = re.compile(r"\b(exportkit_\w+)\([^()]*(?:\([^()]*\)[^()]*)*\)\s*EXPORTKIT_NOEXCEPT;")
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _MACRO = re.compile(r"^#define (EXPORTKIT_[A-Z_]+) (.+)$", re.MULTILINE)
@@ -43,11 +44,14 @@ def listing() -> str:
     source += "".join(f"__typeof__({name})* pointer_{name} = {name};\n" for name in functions())
     with tempfile.TemporaryDirectory() as folder:
         compiled = Path(folder) / "types.o"
-        flags = ["-std=gnu99", "-g", "-fno-eliminate-unused-debug-types", _INCLUDE, "-x", "c", "-"]
+        flags = ["-std=gnu99", "-g", "-fno-eliminate-unused-debug-types", *INCLUDE, "-x", "c", "-"]
         _compile([*flags, "-c", "-o", str(compiled)], source)
         with compiled.open("rb") as file:
             (unit,) = ELFFile(file).get_dwarf_info().iter_CUs()
             blocks = [*_macros(source), *_declared(unit.get_top_DIE())]
+    # A later version of DLPack adds names, on which no program relies that exists.
+    listed = LISTING.read_text()
+    blocks = [block for block in blocks if "exportkit" in block.lower() or block in listed]
     return _ABOUT + "\n".join(sorted(blocks)) + "\n"
 
 
@@ -58,7 +62,7 @@ def _compile(arguments: list[str], source: str) -> str:
 
 def _macros(source: str) -> Iterator[str]:
     """The values of the header's macros."""
-    for name, value in _MACRO.findall(_compile(["-E", "-dM", _INCLUDE, "-x", "c", "-"], source)):
+    for name, value in _MACRO.findall(_compile(["-E", "-dM", *INCLUDE, "-x", "c", "-"], source)):
         if name not in _MARKERS:
             yield f"macro {name} = {value}"
 
