@@ -91,7 +91,8 @@ class Request {
     }
     if (session_ != 0) copy_.sequences->give_back(session_, (flags_ & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END) != 0);
     if (response_ == nullptr) ignore(TRITONBACKEND_ResponseNew(&response_, triton_));
-    report();
+    ignore(TRITONBACKEND_ModelInstanceReportStatistics(instance_, triton_, !failed(), begin_, compute_begin_,
+                                                       compute_end_, now()));
     if (copy_.method().stateful) release();
     if (response_ != nullptr) {
       TRITONSERVER_Error* const error = failure_ ? TRITONSERVER_ErrorNew(failure_->code, failure_->what()) : nullptr;
@@ -211,11 +212,6 @@ class Request {
   }
 
   void release() const noexcept { ignore(TRITONBACKEND_RequestRelease(triton_, TRITONSERVER_REQUEST_RELEASE_ALL)); }
-
-  void report() const noexcept {
-    ignore(TRITONBACKEND_ModelInstanceReportStatistics(instance_, triton_, !failed(), begin_, compute_begin_,
-                                                       compute_end_, now()));
-  }
 
   TRITONBACKEND_ModelInstance* const instance_;
   TRITONBACKEND_Request* const triton_;

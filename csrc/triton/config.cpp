@@ -52,12 +52,18 @@ void read_parameters(JsonReader& json, std::map<std::string, std::string>& param
   });
 }
 
-InstanceGroup read_group(JsonReader& json) {
-  InstanceGroup group;
-  read_known(json, {{"kind", [&] { group.kind = json.string(); }},
-                    {"count", [&] { group.count = whole(json); }},
-                    {"gpus", [&] { group.gpus = integers(json); }}});
-  return group;
+void read_group(JsonReader& json, std::map<std::string, int64_t>& instances) {
+  std::string kind;
+  int64_t count = 1;
+  std::vector<int64_t> gpus;
+  read_known(json, {{"kind", [&] { kind = json.string(); }},
+                    {"count", [&] { count = whole(json); }},
+                    {"gpus", [&] { gpus = integers(json); }}});
+  if (kind != "KIND_GPU") {
+    instances[kind == "KIND_CPU" ? "cpu" : "auto"] += count;
+    return;
+  }
+  for (const int64_t gpu : gpus) instances["cuda:" + std::to_string(gpu)] += count;
 }
 
 // Whether a state of config.pbtxt is the one that the backend needs.
@@ -221,22 +227,10 @@ ModelConfig read_config(std::string_view text) {
                     {"input", [&] { read_tensors(json, config.inputs, config.inputs_json); }},
                     {"output", [&] { read_tensors(json, config.outputs, config.outputs_json); }},
                     {"parameters", [&] { read_parameters(json, config.parameters); }},
-                    {"instance_group", [&] { config.groups = list(read_group)(json); }},
+                    {"instance_group", [&] { json.array([&] { read_group(json, config.instances); }); }},
                     {"sequence_batching", [&] { read_sequences(json, config.sequences); }},
                     {"dynamic_batching", [&] { json.skip(), config.dynamic_batching = true; }}});
   return config;
-}
-
-std::map<std::string, int64_t> devices_of(const ModelConfig& config) {
-  std::map<std::string, int64_t> devices;
-  for (const InstanceGroup& group : config.groups) {
-    if (group.kind == "KIND_GPU") {
-      for (const int64_t gpu : group.gpus) devices["cuda:" + std::to_string(gpu)] += group.count;
-    } else {
-      devices[group.kind == "KIND_CPU" ? "cpu" : "auto"] += group.count;
-    }
-  }
-  return devices;
 }
 
 bool given_whole(const ModelConfig& config, const exportkit_method_info& method) {

@@ -22,12 +22,6 @@ struct GivenTensor {
   std::vector<int64_t> dims;  // without the rows of a batch
 };
 
-struct InstanceGroup {
-  std::string kind;
-  int64_t count = 1;
-  std::vector<int64_t> gpus;
-};
-
 struct SequenceBatching {
   bool given = false, oldest = false, state = false;
   int64_t idle_microseconds = 60'000'000;  // Triton's own default, a second, is short for a person who speaks
@@ -41,16 +35,13 @@ struct ModelConfig {
   std::vector<GivenTensor> inputs, outputs;
   std::string_view inputs_json = "[]", outputs_json = "[]";  // parts of the configuration's text
   std::map<std::string, std::string> parameters;
-  std::vector<InstanceGroup> groups;
+  std::map<std::string, int64_t> instances;  // how many each device has, such as "cpu", "cuda:1" or "auto"
   bool dynamic_batching = false;
   SequenceBatching sequences;
 };
 
 // `json` must outlive the result. JsonError.
 ModelConfig read_config(std::string_view json);
-
-// The devices of a model's instances, such as "cpu", "cuda:1" or "auto", and how many instances each has.
-std::map<std::string, int64_t> devices_of(const ModelConfig& config);
 
 // A method as Triton sees it. With `rows`, requests are joined to calls of up to so many; else each runs by itself.
 struct Served {

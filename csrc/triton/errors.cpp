@@ -39,14 +39,6 @@ Failure failure(exportkit_error* error) {
   return found;
 }
 
-void check(TRITONSERVER_Error* error) {
-  if (error != nullptr) throw failure(error);
-}
-
-void check(exportkit_error* error) {
-  if (error != nullptr) throw failure(error);
-}
-
 TRITONSERVER_Error* caught() noexcept {
   try {
     throw;

@@ -24,8 +24,10 @@ Failure failure(TRITONSERVER_Error* error);
 Failure failure(exportkit_error* error);
 
 // Throws the error, if there is one.
-void check(TRITONSERVER_Error* error);
-void check(exportkit_error* error);
+template <class Error>
+void check(Error* error) {
+  if (error != nullptr) throw failure(error);
+}
 
 // Calls a function of exportkit, whose last argument is an error.
 template <class Result, class... Parameters, class... Given>

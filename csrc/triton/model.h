@@ -93,8 +93,6 @@ class Copy {
   Copy(const std::string& path, const std::string& device, const ModelConfig& config,
        const std::vector<std::string>& public_keys);
   ~Copy();
-  Copy(const Copy&) = delete;
-  Copy& operator=(const Copy&) = delete;
 
   exportkit_model handle() const { return handle_; }
   const exportkit_method_info& method() const { return *method_; }
