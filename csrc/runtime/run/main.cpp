@@ -14,8 +14,7 @@
 
 #include "package/json_fields.h"
 #include "package/text.h"
-#include "runtime/run/options.h"
-#include "runtime/run/shown.h"
+#include "runtime/run/parts.h"
 
 namespace exportkit::run {
 namespace {
@@ -34,31 +33,21 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 // What `Model::cuda_graphs` says.
 struct GraphReport {
-  struct Graph {
-    std::vector<std::vector<int64_t>> shapes;
-    int64_t uses;
-    bool copies;
-  };
-  struct Refused {
-    std::vector<std::vector<int64_t>> shapes;
-    std::string reason;
-  };
-
-  int64_t memory;
-  std::vector<Graph> graphs;
-  std::vector<Refused> refused;
+  int64_t memory = 0, graphs = 0;
+  std::vector<std::pair<std::string, std::string>> refused;  // shapes in JSON, and the reason
 };
 
 GraphReport read_graph_report(const std::string& said) {
-  using Graph = GraphReport::Graph;
-  using Refused = GraphReport::Refused;
+  GraphReport report;
   JsonReader json(said, 8);
-  const auto shapes = list(list(integer));
-  const auto graph = object(FIELD(Graph, shapes, shapes), FIELD(Graph, uses, integer),
-                            field("copies_inputs", &Graph::copies, boolean));
-  const auto refused = object(FIELD(Refused, shapes, shapes), FIELD(Refused, reason, text));
-  return object(FIELD(GraphReport, memory, integer), FIELD(GraphReport, graphs, list(graph)),
-                FIELD(GraphReport, refused, list(refused)))(json);
+  const auto read_refused = [&] {
+    auto& [shapes, reason] = report.refused.emplace_back();
+    read_members(json, {{"shapes", [&] { shapes = json.skipped(); }}, {"reason", [&] { reason = json.string(); }}});
+  };
+  read_members(json, {{"memory", [&] { report.memory = json.integer(); }},
+                      {"graphs", [&] { json.array([&] { json.skip(), ++report.graphs; }); }},
+                      {"refused", [&] { json.array(read_refused); }}});
+  return report;
 }
 
 void print(const std::vector<OutputReport>& outputs, const std::string& indent) {
@@ -218,10 +207,10 @@ class Run {
       methods.emplace_back(method.name, text);
       if (options_.json) continue;
       const GraphReport report = read_graph_report(text);
-      say("  " + (model.methods().size() > 1 ? method.name + ": " : "") + std::to_string(report.graphs.size()) +
+      say("  " + (model.methods().size() > 1 ? method.name + ": " : "") + std::to_string(report.graphs) +
           " CUDA graphs, whose calls share " + std::to_string(report.memory >> 20) + " MiB");
       for (const auto& [shapes, reason] : report.refused) {
-        say("  no CUDA graph for inputs of the shapes " + json_list(shapes, shape_text) + ": " + reason);
+        say("  no CUDA graph for inputs of the shapes " + shapes + ": " + reason);
       }
     }
     document_.emplace_back("cuda_graphs", json_object(methods));
@@ -261,7 +250,7 @@ class Run {
   bool has_call(const Model& model, size_t index) const {
     const auto calls = model.case_calls(index);
     return options_.method.empty() ||
-           std::any_of(calls.begin(), calls.end(), [&](const auto& call) { return call.first == options_.method; });
+           std::ranges::any_of(calls, [&](const auto& call) { return call.first == options_.method; });
   }
 
   const MethodInfo& method(const Model& model) const {

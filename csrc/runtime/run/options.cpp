@@ -1,12 +1,11 @@
-#include "runtime/run/options.h"
-
 #include <getopt.h>
 
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
 #include <functional>
-#include <vector>
+
+#include "runtime/run/parts.h"
 
 namespace exportkit::run {
 

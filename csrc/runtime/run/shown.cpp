@@ -1,11 +1,10 @@
-#include "runtime/run/shown.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <iterator>
 
 #include "package/text.h"
+#include "runtime/run/parts.h"
 
 namespace exportkit::run {
 namespace {
@@ -28,6 +27,19 @@ bool is_printable(uint32_t code_point) {
                       [&](const Range& range) { return range.first <= code_point && code_point <= range.last; });
 }
 
+std::string shown(const TensorInfo& tensor) {
+  std::string text = tensor.name + ": " + tensor.dtype + "[";
+  for (const SizeRange& size : tensor.shape) text += (&size == &tensor.shape.front() ? "" : ", ") + size.text;
+  return text + (tensor.written ? "], written" : "]");
+}
+
+std::string to_json(const OutputError& error) {
+  return json_object({{"rms", number(error.rms)},
+                      {"rms_allowed", number(error.rms_allowed)},
+                      {"greatest", number(error.greatest)},
+                      {"greatest_allowed", number(error.greatest_allowed)}});
+}
+
 }  // namespace
 
 std::string number(const std::optional<double>& value) {
@@ -48,32 +60,11 @@ std::string shown(const std::map<std::string, int64_t>& sizes) {
   return text;
 }
 
-namespace {
-
-std::string shown(const TensorInfo& tensor) {
-  std::string text = tensor.name + ": " + tensor.dtype + "[";
-  for (const SizeRange& size : tensor.shape) text += (&size == &tensor.shape.front() ? "" : ", ") + size.text;
-  return text + (tensor.written ? "], written" : "]");
-}
-
-}  // namespace
-
 std::string shown(const std::vector<TensorInfo>& tensors) {
   std::string text;
   for (const TensorInfo& tensor : tensors) text += (text.empty() ? "" : ", ") + shown(tensor);
   return text;
 }
-
-namespace {
-
-std::string to_json(const OutputError& error) {
-  return json_object({{"rms", number(error.rms)},
-                      {"rms_allowed", number(error.rms_allowed)},
-                      {"greatest", number(error.greatest)},
-                      {"greatest_allowed", number(error.greatest_allowed)}});
-}
-
-}  // namespace
 
 std::string to_json(const OutputReport& output) {
   return json_object({{"name", json_text(output.name)},

@@ -1,4 +1,4 @@
-// Texts and JSON of what exportkit-run prints.
+// What the parts of exportkit-run share: its command line, and texts and JSON of what it prints.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,23 @@
 #include "exportkit/runtime.h"
 
 namespace exportkit::run {
+
+struct Options {
+  std::string package;
+  OpenOptions open;
+  std::string method;                  // empty: all recorded cases, or the model's default method
+  std::string input, output, weights;  // safetensors files
+  std::map<std::string, int64_t> session_sizes;
+  double bench_seconds = 0;  // 0: no bench
+  int64_t threads = 1;
+  bool json = false;
+  bool help = false;
+};
+
+// UsageError.
+Options parse(int argc, char** argv);
+
+extern const char* const kHelp;
 
 // JSON has no infinity.
 std::string number(const std::optional<double>& value);
