@@ -227,29 +227,21 @@ std::vector<at::Tensor> Code::run(const std::vector<at::Tensor>& inputs, const s
   std::vector<at::Tensor> arguments;
   arguments.reserve(inputs.size() + 1);
   arguments = inputs;
-  if (!device_.is_cpu()) {
-    const at::Tensor& memory = arguments.emplace_back(refused ? *refused : refused_->of_stream());
-    refused_->look(memory);
-    try {
-      return answered(arguments, last);
-    } catch (const std::exception&) {
-      wait_for_device(
-          device_);  // what ran before it failed may refuse a value, which says more, and not in the next call
-      refused_->look(memory);
-      throw;
-    }
-  }
-  const at::Tensor memory = arguments.emplace_back(refused_->take());
+  const bool on_cpu = device_.is_cpu();
+  const at::Tensor memory = on_cpu ? refused_->take() : refused ? *refused : refused_->of_stream();
   const auto end = c10::make_scope_exit([&] { refused_->give_back(memory); });
-  std::vector<at::Tensor> outputs;
+  arguments.push_back(memory);
+  refused_->look(memory);
   try {
-    outputs = answered(arguments, last);
+    auto outputs = answered(arguments, last);
+    if (on_cpu) refused_->look(memory);
+    return outputs;
   } catch (const std::exception&) {
-    refused_->look(memory);  // it says more
+    // What ran before it failed may refuse a value, which says more, and not in the next call.
+    wait_for_device(device_);
+    refused_->look(memory);
     throw;
   }
-  refused_->look(memory);
-  return outputs;
 }
 
 std::optional<at::Tensor> Code::session_memory() const {
@@ -273,15 +265,13 @@ Graphs& Code::graphs() const {
   return *graphs_;
 }
 
-std::vector<at::Tensor> Code::capture(const std::vector<at::Tensor>& arguments, size_t own) const {
+std::vector<at::Tensor> Code::capture(std::vector<at::Tensor> arguments, size_t own) const {
   Graphs& graphs = this->graphs();
   TORCH_CHECK(own <= arguments.size(), own, " of ", arguments.size(), " arguments cannot be the graph's own");
   const c10::DeviceGuard guard(device_);
   ensure_cuda_context(device_.index());
-  if (!refused_->expected() || arguments.size() != refused_->arguments()) return graphs.capture(arguments, own);
-  std::vector<at::Tensor> all = arguments;
-  all.push_back(refused_->of_stream());
-  return graphs.capture(all, own);
+  if (refused_->expected() && arguments.size() == refused_->arguments()) arguments.push_back(refused_->of_stream());
+  return graphs.capture(arguments, own);
 }
 
 void Code::capture_as(const Code& other) const {

@@ -46,8 +46,6 @@ class RefusedValues {
  public:
   // `library` is the code's, which torch has loaded.
   RefusedValues(const std::filesystem::path& library, c10::Device device);
-  RefusedValues(const RefusedValues&) = delete;
-  RefusedValues& operator=(const RefusedValues&) = delete;
 
   // Whether the code takes such memory, as its last argument.
   bool expected() const { return arguments_.has_value(); }
@@ -136,7 +134,7 @@ class Code {
   void look(const std::optional<at::Tensor>& refused = std::nullopt) const;
 
   // Graphs::capture.
-  std::vector<at::Tensor> capture(const std::vector<at::Tensor>& arguments, size_t own) const;
+  std::vector<at::Tensor> capture(std::vector<at::Tensor> arguments, size_t own) const;
   // Makes the graphs that `capture` made for `other`, which runs the same model with other weights.
   void capture_as(const Code& other) const;
   // Graphs::report.

@@ -79,8 +79,6 @@ class CudaRecording final : public Recording {
     driver.check(driver.instantiate(&launchable_, graph_.get(), 0), "the recorded work cannot be made a CUDA graph");
   }
   ~CudaRecording() override { driver_.destroy_launchable(launchable_); }
-  CudaRecording(const CudaRecording&) = delete;
-  CudaRecording& operator=(const CudaRecording&) = delete;
 
   void launch(c10::Stream stream, const std::vector<void*>& arguments, const std::vector<void*>& outputs) override {
     uses_.move(launchable_, arguments);
@@ -152,8 +150,6 @@ class Capture {
     if (graph != nullptr) driver_.destroy(graph);
     forget_error();
   }
-  Capture(const Capture&) = delete;
-  Capture& operator=(const Capture&) = delete;
 
   Graph end() {
     void* graph = nullptr;
@@ -284,16 +280,17 @@ class CudaRecorder final : public Recorder {
   std::unique_ptr<Recording> recorded(void* stream, const std::vector<Span>& arguments,
                                       const std::vector<size_t>& written, std::vector<bool>& moved, const Work& work) {
     Capture capture(*pool_, driver_, stream);
-    std::vector<size_t> copied, copied_back;
-    std::vector<Span> searched = arguments;
+    std::vector<size_t> copied;
+    std::vector<Span> copied_spans, searched = arguments;
     for (size_t i = 0; i < arguments.size(); ++i) {
       if (moved[i] || arguments[i].bytes == 0) continue;
       copied.push_back(i);
+      copied_spans.push_back(arguments[i]);
       searched[i].bytes = 0;
     }
     std::optional<Copied> copies;
     if (!copied.empty()) {
-      copies.emplace(Copied{copied, CudaCopies(driver_, device_, stream, to_themselves(arguments, copied)), {}});
+      copies.emplace(Copied{copied, CudaCopies(driver_, device_, stream, to_themselves(copied_spans)), {}});
     }
     std::vector<Span> outputs;
     try {
@@ -326,11 +323,6 @@ class CudaRecorder final : public Recorder {
     std::vector<CudaCopies::Copy> made;
     for (const Span& span : spans) made.push_back({span.address, span.address, span.bytes});
     return made;
-  }
-  static std::vector<CudaCopies::Copy> to_themselves(const std::vector<Span>& spans, const std::vector<size_t>& which) {
-    std::vector<Span> chosen;
-    for (size_t i : which) chosen.push_back(spans[i]);
-    return to_themselves(chosen);
   }
 
   static std::vector<OutputInArgument> found_in(const std::vector<Span>& outputs, const std::vector<Span>& arguments) {

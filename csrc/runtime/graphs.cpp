@@ -47,8 +47,7 @@ std::vector<void*> addresses_of(const Tensors& tensors) {
   return addresses;
 }
 
-// --- tensors for the comparison of a graph with a call
-// -----------------------------------------------------------------
+// --- tensors for the comparison of a graph with a call ---------------------------------------------------------------
 
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.contiguous().reshape(-1).view(at::kByte); }
 
@@ -309,18 +308,17 @@ void Graphs::count(Known& known) {
       known_, [&](const auto& item) { return &item.second != &known && item.second.uses == 0 && !item.second.graph; });
 }
 
-size_t Graphs::graph_count() const {
-  return std::count_if(known_.begin(), known_.end(), [](const auto& item) { return item.second.graph != nullptr; });
-}
-
 // Whether sizes may have a graph now. If there are as many as there may be, the least used one ends for sizes that are
 // asked for or clearly more used: with more sizes than graphs, none would last.
 bool Graphs::make_room(const Known& wanting) {
-  if (graph_count() < kMost) return true;
+  size_t graphs = 0;
   Known* least = nullptr;
   for (auto& [signature, known] : known_) {
-    if (known.graph && !known.captured && (least == nullptr || known.uses < least->uses)) least = &known;
+    if (!known.graph) continue;
+    ++graphs;
+    if (!known.captured && (least == nullptr || known.uses < least->uses)) least = &known;
   }
+  if (graphs < kMost) return true;
   if (least == nullptr || (!wanting.captured && wanting.uses <= least->uses + kMargin)) return false;
   recorder_->wait_until_free();
   least->graph.reset();
@@ -385,9 +383,8 @@ void Graphs::compare(Graph& graph, const Tensors& given, const Tensors& expected
   set_noise(results);
   launch(graph, arguments, results, current_stream(options_.device));
   for (size_t i : options_.written) results.push_back(arguments[i]);
-  const bool same =
-      results.size() == expected.size() && std::equal(expected.begin(), expected.end(), results.begin(), same_bits);
-  TORCH_CHECK(same, "the graph does not answer as a call does: an operator works on another stream or on the host, or ",
+  TORCH_CHECK(std::ranges::equal(expected, results, same_bits),
+              "the graph does not answer as a call does: an operator works on another stream or on the host, or ",
               "two calls give different answers");
   // Its memory goes back to torch, and others get it.
   for (size_t i : options_.written) {

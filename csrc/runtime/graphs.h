@@ -45,8 +45,6 @@ class Graphs {
   // `call` runs the code on the current stream; its calls take turns.
   Graphs(Options options, Call call, std::unique_ptr<Recorder> recorder);
   ~Graphs();
-  Graphs(const Graphs&) = delete;
-  Graphs& operator=(const Graphs&) = delete;
 
   // Runs contiguous arguments on the current stream: inputs, then state. Throws what `call` throws, and c10::Error if
   // an argument that is written shares memory with another. `last`: the outputs of a call that nobody uses any more,
@@ -85,7 +83,6 @@ class Graphs {
   Tensors with_written_copied(Tensors arguments) const;
   static std::string shapes_of(const Signature& signature);
   void count(Known& known);
-  size_t graph_count() const;
   bool is_written(size_t argument) const { return argument < is_written_.size() && is_written_[argument]; }
 
   const Options options_;
