@@ -25,16 +25,14 @@
 
 namespace exportkit {
 
-// Loads operator libraries in a process without Python: each namespace from one build, once. exportkit/libraries.py
-// does this in a process with Python.
-//
-// Loads a target's operator libraries and compares every operator of the graph with the manifest. The manifest is
-// trusted to say which namespaces a library defines.
+// Loads a target's operator libraries in a process without Python, each namespace from one build, once, and compares
+// every operator of the graph with the manifest, which is trusted to say which namespaces a library defines.
+// exportkit/libraries.py does this in a process with Python.
 //
 // Loading a second library for a registered namespace would end the process, so each library is first compared with the
 // registered operators. TorchVersionError, LibraryConflictError, LibraryLoadError, MissingLibraryError,
 // SchemaChangedError; the error of a wrong record.
-void load_operators(const PackageReader& reader, const Target& target, const std::string& torch, const Unpacking& how);
+void load_operators(const PackageReader& reader, const Target& target, const Unpacking& how);
 
 // Opens the file of a package, once the options were checked.
 using Opening = std::function<OpenedFile()>;
@@ -53,16 +51,13 @@ class OpenedPackage {
   c10::Device device() const;
   bool cuda_graphs() const { return options_.cuda_graphs != CudaGraphs::kNone; }
 
-  // Loads the target's operator libraries and compares every operator of the graph with the manifest.
-  void load_operators() const;
-  // Unpacks the files of a method of the target.
-  CacheEntry unpack_code(const Method& method) const;
+  // Loads the target's operator libraries, then unpacks the files of each of its methods.
+  std::vector<CacheEntry> unpacked() const;
   // Loads the compiled code of a method, after the operators: ModelLoadError. `weights` are on the model's device; they
   // and the files must outlive the code. DigestMismatchError: the package was written to since it was opened.
   std::shared_ptr<const Code> load_code(const Method& method, const CacheEntry& files, const Weights& weights) const;
 
  private:
-  Unpacking unpacking() const;
   Choice verified_choice() const;
 
   OpenOptions options_;
@@ -75,15 +70,15 @@ class OpenedPackage {
 // Members are in construction order: the code is destroyed before the files and weights that it uses.
 struct Model::Impl {
   OpenedPackage package;
-  std::vector<MethodInfo> methods;
-  std::vector<TensorInfo> state;
-  std::vector<DimensionRange> state_dimensions;
+  std::vector<MethodInfo> methods = describe_methods(manifest());
+  std::vector<TensorInfo> state = describe_state(manifest());
+  std::vector<DimensionRange> state_dimensions = exportkit::state_dimensions(manifest());
   std::vector<InputPlan> plans;          // of each method
   std::vector<CacheEntry> files;         // of each method's code
   std::optional<MappedWeights> weights;  // unset where others loaded the code
   uint64_t bytes = 0;                    // of the weights, on the device
   CurrentCode code;
-  InitialState initial;
+  InitialState initial{package.reader(), package.device()};
 
   Impl(const Opening& open, const OpenOptions& options);
   // A package that the caller has opened, with the code of each method that it has loaded: no weights are read again.
@@ -94,8 +89,6 @@ struct Model::Impl {
   // The place of a method, or of the default one: UsageError, which lists the methods.
   size_t index_of(const std::string& name) const;
   size_t default_index() const;
-  // As above, for a call without a session: UsageError if the method has state.
-  size_t without_session(size_t method) const;
 
   // Loads the code of all methods with these weights, which are on the CPU. The device gets one copy.
   CurrentCode::Methods load(const Weights& weights) const;
@@ -150,17 +143,15 @@ struct Session::Impl {
   void replace(const char* what, const Write& write, bool whole = true);
   // Copies values into the state, or into one row of it.
   void set(const StateTensors& values, std::optional<int64_t> row);
-  // Makes the session's own copies of the shared tensors that a method writes, or of all. ModelRunError: no room.
+  // Makes the session's own copies of the shared tensors that a method writes, or of those that are wanted.
+  // ModelRunError: no room.
   void own(size_t method);
-  void own_all();
+  void own(const std::set<size_t>& wanted);
 
   std::vector<at::Tensor> run(size_t method, const std::vector<at::Tensor>& inputs);
   // The same, and Session::synchronize, for one who has the turn.
   std::vector<at::Tensor> run_in_turn(size_t method, const std::vector<at::Tensor>& inputs);
   void wait_in_turn();
-
- private:
-  void own(const std::set<size_t>& wanted);
 };
 
 // The only use of a session while this object lives: SessionBusyError.

@@ -23,14 +23,6 @@ std::vector<InputPlan> plans_of(const Manifest& manifest, c10::Device device) {
   return plans;
 }
 
-// Loads the operators, then unpacks the code of every method.
-std::vector<CacheEntry> unpack_all(const OpenedPackage& package) {
-  package.load_operators();
-  std::vector<CacheEntry> files;
-  for (const Method& method : package.reader().manifest().methods) files.push_back(package.unpack_code(method));
-  return files;
-}
-
 // Makes the CUDA graphs of the code that `code` takes the place of: ModelRunError.
 void capture_as(const Code& code, const Code& old) {
   try {
@@ -40,8 +32,6 @@ void capture_as(const Code& code, const Code& old) {
                 "The old weights stay. Free some GPU memory and swap again: both need memory meanwhile.");
   }
 }
-
-bool is_refusal(std::string_view text) { return text.starts_with(kRefusedValue); }
 
 Error refusal(const std::vector<MethodInfo>& methods, size_t method, std::string_view text) {
   const std::string what = methods.size() == 1 ? "the compiled model" : "the compiled method " + methods[method].name;
@@ -86,25 +76,15 @@ Sizes session_sizes(const Model& model, const RecordedCase& recorded) {
 
 Model::Impl::Impl(const Opening& open, const OpenOptions& options)
     : package(open, options),
-      methods(describe_methods(manifest())),
-      state(describe_state(manifest())),
-      state_dimensions(exportkit::state_dimensions(manifest())),
       plans(plans_of(manifest(), package.device())),
-      files(unpack_all(package)),
+      files(package.unpacked()),
       weights(std::in_place, package.reader()),
       bytes(weight_bytes_of(manifest(), package.target())),
-      code(load(weights->tensors())),
-      initial(package.reader(), package.device()) {}
+      code(load(weights->tensors)) {}
 
 Model::Impl::Impl(const PackageReader& reader, const std::string& target, c10::Device device,
                   CurrentCode::Methods loaded)
-    : package(reader, target, device),
-      methods(describe_methods(manifest())),
-      state(describe_state(manifest())),
-      state_dimensions(exportkit::state_dimensions(manifest())),
-      plans(plans_of(manifest(), device)),
-      code(std::move(loaded)),
-      initial(reader, device) {}
+    : package(reader, target, device), plans(plans_of(manifest(), device)), code(std::move(loaded)) {}
 
 size_t Model::Impl::index_of(const std::string& name) const {
   const Method* const method = method_of(manifest(), name);
@@ -113,9 +93,8 @@ size_t Model::Impl::index_of(const std::string& name) const {
 }
 
 std::optional<size_t> Model::default_index() const {
-  const Method* const method = exportkit::default_method(impl_->manifest());
-  if (method == nullptr) return std::nullopt;
-  return static_cast<size_t>(method - impl_->manifest().methods.data());
+  if (exportkit::default_method(impl_->manifest()) == nullptr) return std::nullopt;
+  return impl_->default_index();
 }
 
 size_t Model::Impl::default_index() const {
@@ -123,13 +102,6 @@ size_t Model::Impl::default_index() const {
   if (method != nullptr) return static_cast<size_t>(method - manifest().methods.data());
   throw Error(errors::kUsage, manifest().name + " has several methods and none is forward: name one",
               "It has " + names_of(methods) + ".");
-}
-
-size_t Model::Impl::without_session(size_t method) const {
-  if (!methods[method].stateful) return method;
-  throw Error(errors::kUsage,
-              methods[method].name + " of " + manifest().name + " has state, which belongs to a session",
-              "Make a session of the model, and call its method.");
 }
 
 CurrentCode::Methods Model::Impl::load(const Weights& from) const {
@@ -160,11 +132,12 @@ std::vector<at::Tensor> Model::Impl::run(size_t method, const std::vector<at::Te
     arguments.insert(arguments.end(), in_use->tensors.begin(), in_use->tensors.end());
     return code.get(method)->run(arguments, in_use->refused, in_use->last);
   } catch (const std::exception& error) {
-    if (is_refusal(error.what())) throw refusal(methods, method, first_line(error.what()));
+    const std::string said = first_line(error.what());
+    if (said.starts_with(kRefusedValue)) throw refusal(methods, method, said);
     std::string given;
     for (const at::Tensor& tensor : prepared) given += (given.empty() ? "" : ", ") + describe(tensor);
     const std::string what = methods.size() == 1 ? "the compiled model" : "the compiled method " + methods[method].name;
-    throw Error(errors::kModelRun, what + " failed on (" + given + "): " + first_line(error.what()),
+    throw Error(errors::kModelRun, what + " failed on (" + given + "): " + said,
                 "The operator's own message may be on stderr: torch's C interface drops it.");
   }
 }
@@ -205,8 +178,7 @@ Model Model::open_descriptor(int descriptor, const OpenOptions& options) {
 
 void Model::swap_weights(const std::string& path) {
   const Manifest& manifest = impl_->manifest();
-  const auto is_state = [](const Weight& weight) { return weight.state; };
-  if (std::none_of(manifest.weights.begin(), manifest.weights.end(), is_state)) {
+  if (std::ranges::none_of(manifest.weights, &Weight::state)) {
     throw Error(errors::kWeights, manifest.name + " has no weights outside its compiled code",
                 std::string(manifest.state.empty()
                                 ? ""
@@ -214,8 +186,8 @@ void Model::swap_weights(const std::string& path) {
                     "To swap weights, export the model without --embed-weights.");
   }
   impl_->code.replace([&] {
-    auto loaded = impl_->load(
-        replaced_weights(manifest, impl_->package.target(), impl_->weights->tensors(), impl_->initial, path));
+    auto loaded =
+        impl_->load(replaced_weights(manifest, impl_->package.target(), impl_->weights->tensors, impl_->initial, path));
     for (size_t i = 0; impl_->package.cuda_graphs() && i < loaded.size(); ++i) {
       capture_as(*loaded[i], *impl_->code.get(i));
     }
@@ -229,12 +201,15 @@ void Model::synchronize() const {
 }
 
 std::vector<at::Tensor> Model::run(const std::vector<at::Tensor>& inputs) const {
-  const size_t method = impl_->without_session(impl_->default_index());
-  return impl_->run(method, impl_->plans[method].prepare(inputs), nullptr);
+  return run(default_method().name, inputs);
 }
 
 std::vector<at::Tensor> Model::run(const std::string& name, const std::vector<at::Tensor>& inputs) const {
-  const size_t method = impl_->without_session(impl_->index_of(name));
+  const size_t method = impl_->index_of(name);
+  if (impl_->methods[method].stateful) {
+    throw Error(errors::kUsage, name + " of " + this->name() + " has state, which belongs to a session",
+                "Make a session of the model, and call its method.");
+  }
   return impl_->run(method, impl_->plans[method].prepare(inputs), nullptr);
 }
 

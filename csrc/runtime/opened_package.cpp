@@ -149,14 +149,14 @@ c10::Device OpenedPackage::device() const {
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(choice_.device_index)};
 }
 
-Unpacking OpenedPackage::unpacking() const { return {options_.verify == Verify::kAlways, options_.warn}; }
-
-void OpenedPackage::load_operators() const {
-  exportkit::load_operators(reader_, target(), torch_version(), unpacking());
-}
-
-CacheEntry OpenedPackage::unpack_code(const Method& method) const {
-  return exportkit::unpack_code(reader_, code_folder(target().name, method.name), unpacking());
+std::vector<CacheEntry> OpenedPackage::unpacked() const {
+  const Unpacking how{options_.verify == Verify::kAlways, options_.warn};
+  load_operators(reader_, target(), how);
+  std::vector<CacheEntry> files;
+  for (const Method& method : reader_.manifest().methods) {
+    files.push_back(unpack_code(reader_, code_folder(target().name, method.name), how));
+  }
+  return files;
 }
 
 std::shared_ptr<const Code> OpenedPackage::load_code(const Method& method, const CacheEntry& files,

@@ -342,10 +342,10 @@ void check_operators(const Manifest& manifest, const std::vector<const Library*>
 
 }  // namespace
 
-void load_operators(const PackageReader& reader, const Target& target, const std::string& torch, const Unpacking& how) {
+void load_operators(const PackageReader& reader, const Target& target, const Unpacking& how) {
   const std::vector<const Library*> libraries = libraries_for(reader.manifest().libraries, target);
   for (const Library* library : libraries) {
-    if (const auto reason = library_rejection(*library, torch)) {
+    if (const auto reason = library_rejection(*library, torch_version())) {
       throw Error(errors::kTorchVersion,
                   "the operator library " + file_name(library->record) + " does not work here: " + *reason,
                   "Install a torch that it works with, or build it for the stable ABI (torch/csrc/stable).");

@@ -8,9 +8,7 @@
 namespace exportkit {
 namespace {
 
-bool writes_state(const Method& method) {
-  return std::any_of(method.state.begin(), method.state.end(), [](const StateUse& use) { return use.written; });
-}
+bool writes_state(const Method& method) { return std::ranges::any_of(method.state, &StateUse::written); }
 
 // Tells the methods which tensors their calls use.
 void use(const std::vector<at::Tensor>& state, const Manifest& manifest, std::vector<StateInUse>& methods) {
@@ -62,8 +60,6 @@ void Session::Impl::own(size_t method) {
   }
   own(wanted);
 }
-
-void Session::Impl::own_all() { own(std::set<size_t>(shared)); }
 
 void Session::Impl::own(const std::set<size_t>& wanted) {
   std::set<size_t> others;
@@ -255,7 +251,7 @@ std::vector<std::pair<std::string, at::Tensor>> Session::state() const {
   lock.unlock();
   if (!whole) {
     const Turn turn(*impl_);
-    impl_->own_all();
+    impl_->own(std::set<size_t>(impl_->shared));
   }
   std::vector<std::pair<std::string, at::Tensor>> named;
   for (size_t i = 0; i < impl_->state.size(); ++i) named.emplace_back(impl_->model->state[i].name, impl_->state[i]);

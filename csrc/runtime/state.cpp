@@ -94,7 +94,7 @@ at::Tensor value_of(const SafetensorsFile& file, const StateValue& value, const 
 template <class Match>
 StateTensors read_matched(const Manifest& manifest, const std::string& path, const Match& match) {
   return read_file({errors::kState, errors::kState}, "the state ", path, [&](const SafetensorsFile& file) {
-    const StateFile given{path, file.metadata(), file.places()};  // which the values point into
+    const StateFile given{path, file.metadata, file.places};  // which the values point into
     StateTensors tensors;
     for (const StateValue& value : match(given)) {
       tensors.emplace_back(value.index, value_of(file, value, manifest.state[value.index].dtype));

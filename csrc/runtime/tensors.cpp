@@ -7,12 +7,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <stdexcept>
-#include <system_error>
 
 #include "exportkit/runtime.h"
 #include "package/container.h"
-#include "package/errors.h"
 #include "runtime/inputs.h"
 
 namespace exportkit {
@@ -40,8 +37,8 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : fd_(open(path.c_str(
   const auto size = static_cast<uint64_t>(status.st_size);
   const uint64_t header_size = safetensors::header_size(read_at(fd_.get(), 0, 8));
   const std::string header = read_at(fd_.get(), 0, std::min(header_size, size));
-  places_ = safetensors::parse_header(header, size);
-  metadata_ = safetensors::parse_metadata(header);
+  places = safetensors::parse_header(header, size);
+  metadata = safetensors::parse_metadata(header);
 }
 
 at::Tensor SafetensorsFile::read(const safetensors::Place& place) const {
@@ -74,7 +71,7 @@ void write_tensors(const std::string& path, mode_t mode, const std::vector<std::
 std::map<std::string, at::Tensor> read_safetensors(const std::string& path) {
   return read_file({errors::kUsage, errors::kInput}, "", path, [](const SafetensorsFile& file) {
     std::map<std::string, at::Tensor> tensors;
-    for (const safetensors::Place& place : file.places()) tensors.emplace(place.name, file.read(place));
+    for (const safetensors::Place& place : file.places) tensors.emplace(place.name, file.read(place));
     return tensors;
   });
 }

@@ -29,17 +29,14 @@ class SafetensorsFile {
   // Throws std::system_error if the file cannot be read, and std::invalid_argument if it is no safetensors file.
   explicit SafetensorsFile(const std::string& path);
 
-  // The tensors, sorted by name.
-  const std::vector<safetensors::Place>& places() const { return places_; }
-  const safetensors::Metadata& metadata() const { return metadata_; }
-
   // A contiguous copy on the CPU. Throws as the constructor does.
   at::Tensor read(const safetensors::Place& place) const;
 
+  std::vector<safetensors::Place> places;  // of the tensors, sorted by name
+  safetensors::Metadata metadata;
+
  private:
   Descriptor fd_;
-  std::vector<safetensors::Place> places_;
-  safetensors::Metadata metadata_;
 };
 
 // Calls `read` with a file: an error of the first class if it cannot be read, and of the second if it is no safetensors

@@ -59,7 +59,7 @@ void check_given_state(const SafetensorsFile& file, const Manifest& manifest, co
     for (const std::string& alias : manifest.state[i].aliases) names.emplace(alias, i);
   }
   std::string other;
-  for (const Place& place : file.places()) {
+  for (const Place& place : file.places) {
     const auto state = names.find(place.name);
     if (state == names.end() || initial.begins_with(state->second, file.read(place))) continue;
     other += (other.empty() ? "" : ", ") + printable(place.name);
@@ -71,7 +71,7 @@ void check_given_state(const SafetensorsFile& file, const Manifest& manifest, co
 
 Weights replaced_by(const SafetensorsFile& file, const Manifest& manifest, const Target& target,
                     const Weights& packaged, const InitialState& initial) {
-  const auto places = match_state(manifest.weights, manifest.state, file.places());
+  const auto places = match_state(manifest.weights, manifest.state, file.places);
   check_given_state(file, manifest, initial);
   const std::set<std::string> outside = taken(target);
   Weights weights = packaged;
@@ -97,11 +97,11 @@ uint64_t aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment 
 
 }  // namespace
 
-MappedWeights::MappedWeights(const PackageReader& reader) : mapping_(reader) {
+MappedWeights::MappedWeights(const PackageReader& reader) : mapping(reader) {
   for (const Weight& weight : reader.manifest().weights) {
     if (!weight.record) continue;
-    char* data = const_cast<char*>(mapping_.data(*weight.record));  // at::from_blob takes no const pointer
-    tensors_.emplace(weight.name, at::from_blob(data, weight.shape, weight.strides, dtype_of(weight.dtype)));
+    char* data = const_cast<char*>(mapping.data(*weight.record));  // at::from_blob takes no const pointer
+    tensors.emplace(weight.name, at::from_blob(data, weight.shape, weight.strides, dtype_of(weight.dtype)));
   }
 }
 

@@ -18,17 +18,12 @@ namespace exportkit {
 
 using Weights = std::map<std::string, at::Tensor>;  // by the weights' names in the manifest
 
-class MappedWeights {
- public:
+struct MappedWeights {
   // Maps a package's weights. package/mapping.h has the rules and errors.
   explicit MappedWeights(const PackageReader& reader);
 
-  // The weights with a record. Do not write to the tensors. They must not outlive this object.
-  const Weights& tensors() const { return tensors_; }
-
- private:
-  WeightMapping mapping_;
-  Weights tensors_;
+  WeightMapping mapping;
+  Weights tensors;  // with a record. Do not write to them. They must not outlive this object.
 };
 
 // The bytes of the weights that a target's code takes from outside, or has inside if it takes none.
