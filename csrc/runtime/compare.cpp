@@ -177,13 +177,11 @@ OutputReport compare_ranking(const TensorOutput& output, const OutputTolerance& 
   return report;
 }
 
-using Results = std::map<std::string, const TensorOutput*>;  // by name
-
-OutputReport compare_output(const TensorOutput& output, const Results& all, const Expected& expected,
+OutputReport compare_output(const TensorOutput& output, const std::vector<TensorOutput>& all, const Expected& expected,
                             const Tensors& actual) {
   const bool has_reference = expected.references.contains(output.name);
   if (output.tolerance.ranking_of) {
-    const TensorOutput& ranked = *all.at(*output.tolerance.ranking_of);
+    const TensorOutput& ranked = *std::ranges::find(all, *output.tolerance.ranking_of, &TensorOutput::name);
     if (!has_reference || !expected.accuracy.contains(ranked.name)) {
       return compare_ranking(output, ranked.tolerance, expected.eager, actual);
     }
@@ -200,10 +198,8 @@ OutputReport compare_output(const TensorOutput& output, const Results& all, cons
 
 std::vector<OutputReport> compare_all(const std::vector<TensorOutput>& results, const Expected& expected,
                                       const Tensors& actual) {
-  Results by_name;
-  for (const TensorOutput& result : results) by_name.emplace(result.name, &result);
   std::vector<OutputReport> reports;
-  for (const TensorOutput& result : results) reports.push_back(compare_output(result, by_name, expected, actual));
+  for (const TensorOutput& result : results) reports.push_back(compare_output(result, results, expected, actual));
   return reports;
 }
 
@@ -346,14 +342,10 @@ std::string OutputReport::text() const {
   return differ + judged + (note.empty() ? "" : "; " + note);
 }
 
-bool CallReport::ok() const {
-  return problem.empty() &&
-         std::all_of(outputs.begin(), outputs.end(), [](const OutputReport& output) { return output.ok(); });
-}
+bool CallReport::ok() const { return problem.empty() && std::ranges::all_of(outputs, &OutputReport::ok); }
 
 bool CaseReport::ok() const {
-  return std::all_of(calls.begin(), calls.end(), [](const CallReport& call) { return call.ok(); }) &&
-         std::all_of(state.begin(), state.end(), [](const OutputReport& tensor) { return tensor.ok(); });
+  return std::ranges::all_of(calls, &CallReport::ok) && std::ranges::all_of(state, &OutputReport::ok);
 }
 
 RecordedCase read_case(const PackageReader& reader, size_t index, c10::Device device) {

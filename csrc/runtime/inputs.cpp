@@ -100,7 +100,6 @@ InputPlan::InputPlan(const Call& call, c10::Device device) : call_(call), device
     dtypes_.push_back(dtype_of(input.dtype));
     writes_ |= input.written.has_value();
   }
-  for (const Dimension& dimension : call.dimensions) dimensions_.emplace(dimension.name, &dimension);
 }
 
 std::vector<at::Tensor> InputPlan::prepare(const std::vector<at::Tensor>& inputs, const StateInUse* state) const {
@@ -138,7 +137,7 @@ InputPlan::Bound InputPlan::bound_by(const StateInUse* state) {
 // Checks a dynamic size against its range and against earlier inputs with the same dimension.
 void InputPlan::bind_size(at::IntArrayRef shape, const std::string& name, size_t axis, const Size& size,
                           Bound& bound) const {
-  const Dimension& dimension = *dimensions_.at(size.dimension);
+  const Dimension& dimension = *std::ranges::find(call_.dimensions, size.dimension, &Dimension::name);
   const __int128 scaled = static_cast<__int128>(shape[axis]) - size.offset;
   const auto number =
       static_cast<int64_t>(scaled / size.scale);  // if a huge offset overflows, this is not a multiple or out of range

@@ -63,18 +63,23 @@ class InputPlan {
   const Call& call_;
   c10::Device device_;
   std::vector<at::ScalarType> dtypes_;
-  std::map<std::string, const Dimension*> dimensions_;
   bool writes_ = false;
 };
+
+// The names, such as "add, ask, embed".
+template <class Named>
+std::string names_of(const std::vector<Named>& all) {
+  std::string names;
+  for (const Named& each : all) names += (names.empty() ? "" : ", ") + each.name;
+  return names;
+}
 
 // InputError if the number of tensors is not that of the inputs, which have names.
 template <class Input>
 void check_count(const std::vector<Input>& inputs, size_t given) {
   if (given == inputs.size()) return;
-  std::string names;
-  for (const Input& input : inputs) names += (names.empty() ? "" : ", ") + input.name;
   throw Error(errors::kInput, std::to_string(given) + " tensors were given; the package takes " +
-                                  std::to_string(inputs.size()) + ": (" + names + ")");
+                                  std::to_string(inputs.size()) + ": (" + names_of(inputs) + ")");
 }
 
 // torch's dtype for a name such as "float32": InputError if the name is unknown.

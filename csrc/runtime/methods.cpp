@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "package/errors.h"
 #include "package/text.h"
@@ -77,20 +78,14 @@ std::string why_not(const Manifest& manifest, const Method& method, const std::s
 
 // The dimension that is the first size of every input, every output and all state of a method, and no other size, as an
 // index of its dimensions; or why there is none.
-struct RowRule {
-  std::optional<size_t> dimension;
-  std::string reason;
-};
-
-RowRule row_rule(const Manifest& manifest, const Method& method) {
+std::pair<std::optional<size_t>, std::string> row_rule(const Manifest& manifest, const Method& method) {
   const Call& call = method.call;
   if (call.inputs.empty() || call.outputs.empty()) return {{}, "the model has no inputs or no outputs"};
   const TensorInput& input = call.inputs.front();
   const Size* const first = input.shape.empty() ? nullptr : size_of(input.shape.front());
   if (first == nullptr) return {{}, "the first size of input `" + input.name + "` does not vary"};
   if (auto reason = why_not(call, first->dimension); !reason.empty()) return {{}, reason};
-  const auto rows = std::find_if(call.dimensions.begin(), call.dimensions.end(),
-                                 [&](const Dimension& dimension) { return dimension.name == first->dimension; });
+  const auto rows = std::ranges::find(call.dimensions, first->dimension, &Dimension::name);
   if (rows->max / 2 < std::max<int64_t>(rows->min, 1)) {
     return {{},
             rows->name + " is from " + std::to_string(rows->min) + " to " + std::to_string(rows->max) +
@@ -113,8 +108,7 @@ MethodInfo describe(const Manifest& manifest, const Method& method) {
     info.state.push_back(static_cast<size_t>(use.index));
     info.state_written.push_back(use.written);
   }
-  const RowRule rows = row_rule(manifest, method);
-  info.row_dimension = rows.dimension, info.row_reason = rows.reason;
+  std::tie(info.row_dimension, info.row_reason) = row_rule(manifest, method);
   return info;
 }
 
@@ -136,29 +130,19 @@ std::vector<TensorInfo> describe_state(const Manifest& manifest) {
 }
 
 std::vector<DimensionRange> state_dimensions(const Manifest& manifest) {
-  std::map<std::string, DimensionRange> ranges;  // the reader has checked that all methods agree on them
-  for (const Method& method : manifest.methods) {
-    for (const StateUse& use : method.state) {
-      const Size* const rows = rows_of(manifest.state.at(static_cast<size_t>(use.index)));
-      if (rows == nullptr) continue;
-      for (const DimensionRange& dimension : dimensions_of(method.call)) {
-        if (dimension.name == rows->dimension) ranges.emplace(dimension.name, dimension);
-      }
-    }
+  std::vector<DimensionRange> found;
+  for (size_t i = 0; i < manifest.state.size(); ++i) {
+    const Size* const rows = rows_of(manifest.state[i]);
+    if (rows == nullptr || std::ranges::find(found, rows->dimension, &DimensionRange::name) != found.end()) continue;
+    // The reader has checked that a method uses the tensor, and that all that do agree on its dimension.
+    const auto uses_it = [&](const Method& method) {
+      return std::ranges::find(method.state, static_cast<int64_t>(i), &StateUse::index) != method.state.end();
+    };
+    const Call& call = std::ranges::find_if(manifest.methods, uses_it)->call;
+    const Dimension& dimension = *std::ranges::find(call.dimensions, rows->dimension, &Dimension::name);
+    found.push_back({dimension.name, dimension.min, dimension.max});
   }
-  std::vector<DimensionRange> dimensions;
-  for (const StateTensor& state : manifest.state) {
-    const Size* const rows = rows_of(state);
-    auto node = rows == nullptr ? decltype(ranges)::node_type() : ranges.extract(rows->dimension);
-    if (!node.empty()) dimensions.push_back(std::move(node.mapped()));
-  }
-  return dimensions;
-}
-
-std::string names_of(const std::vector<MethodInfo>& methods) {
-  std::string names;
-  for (const MethodInfo& method : methods) names += (names.empty() ? "" : ", ") + method.name;
-  return names;
+  return found;
 }
 
 void check_sizes(const std::vector<DimensionRange>& dimensions, const Sizes& given, const std::string& whose) {

@@ -5,7 +5,6 @@
 
 #include <map>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "exportkit/runtime.h"
@@ -19,9 +18,6 @@ std::vector<MethodInfo> describe_methods(const Manifest& manifest);
 std::vector<TensorInfo> describe_state(const Manifest& manifest);
 // The dimensions of the state's sizes, in the order in which they appear there.
 std::vector<DimensionRange> state_dimensions(const Manifest& manifest);
-
-// The names, such as "add, ask, embed".
-std::string names_of(const std::vector<MethodInfo>& methods);
 
 // UsageError if one of the dimensions is not given or is out of its range, or another one is given. `whose` says who
 // has these dimensions, such as "the method decode".
