@@ -65,20 +65,19 @@ const RecordedCall& checked_call(const RecordedCase& recorded, size_t index, siz
                                      index, "; got ", call));
 }
 
-void add_differences(const std::vector<OutputReport>& outputs, std::string& text) {
-  for (const OutputReport& output : outputs) {
-    if (!output.ok()) text += (text.empty() ? "" : "; ") + output.text();
-  }
-}
-
 std::string differences(const CaseReport& report) {
-  std::string text;
+  std::vector<std::string> found;
+  const auto add = [&](const std::vector<OutputReport>& outputs) {
+    for (const OutputReport& output : outputs) {
+      if (!output.ok()) found.push_back(output.text());
+    }
+  };
   for (const CallReport& call : report.calls) {
-    if (!call.problem.empty()) text += (text.empty() ? "" : "; ") + call.problem;
-    add_differences(call.outputs, text);
+    if (!call.problem.empty()) found.push_back(call.problem);
+    add(call.outputs);
   }
-  add_differences(report.state, text);
-  return text;
+  add(report.state);
+  return joined(found, "; ");
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 
 #include <map>
 
-#include "runtime/dlpack_tensors.h"
 #include "runtime/handles.h"
 #include "runtime/inputs.h"
 #include "runtime/joined_steps.h"

@@ -45,24 +45,12 @@ class Description {
   exportkit_description description_{};
 };
 
-// Texts that a caller may read until the model is closed. Any thread may use it.
-class Texts {
- public:
-  const char* keep(const std::string& text) {
-    const std::lock_guard lock(mutex_);
-    return texts_.insert(text).first->c_str();
-  }
-
- private:
-  std::mutex mutex_;
-  std::set<std::string> texts_;
-};
-
 // Strings of a model stay where they are: the description points to them.
 struct OpenModel {
   Model model;
   Description description{model};
-  Texts texts;
+  std::mutex mutex;             // guards what follows
+  std::set<std::string> texts;  // that a caller may read until the model is closed
 
   explicit OpenModel(Model opened) : model(std::move(opened)) {}
 };

@@ -15,7 +15,6 @@
 #include "runtime/inputs.h"
 #include "runtime/joined_steps.h"
 #include "runtime/request_inputs.h"
-#include "runtime/tried_rows.h"
 
 namespace exportkit {
 namespace {
@@ -244,11 +243,13 @@ class RequestRun {
       std::vector<Member> members;
       for (const Request* request : group) {
         try {
-          Session::Impl* const session = session_of(*request);
-          members.push_back({request, session == nullptr ? nullptr : std::make_unique<Turn>(*session)});
-          if (session != nullptr) session->need_whole();
+          Member member{request, nullptr};
+          if (Session::Impl* const session = session_of(*request)) {
+            member.turn = std::make_unique<Turn>(*session);
+            session->need_whole();
+          }
+          members.push_back(std::move(member));
         } catch (...) {
-          if (!members.empty() && members.back().request == request) members.pop_back();
           fail(request->index);
         }
       }
@@ -424,7 +425,10 @@ int exportkit_try_rows(exportkit_model model, const char* method, int64_t most, 
     const MethodInfo& named = method_named(open->model, method);
     if (most < 0) throw Error(errors::kUsage, "most must not be negative, got " + std::to_string(most));
     const TriedRows tried = try_rows(open->model, named, most);
-    if (tried.most == 0) *reason = open->texts.keep(tried.reason);
+    if (tried.most == 0) {
+      const std::lock_guard lock(open->mutex);
+      *reason = open->texts.insert(tried.reason).first->c_str();
+    }
     *rows = tried.most;
   });
 }

@@ -14,11 +14,13 @@
 #include "runtime/impl.h"
 #include "runtime/joined_steps.h"
 #include "runtime/streams.h"
-#include "runtime/tried_rows.h"
 #include "runtime/weights.h"
 
 namespace exportkit {
 namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using MaybeTensor = std::optional<at::Tensor>;
 
 std::shared_ptr<const Code> code(int64_t handle) {
   auto found = handles<const Code>().get(handle);
@@ -42,47 +44,7 @@ int64_t open_target(const std::string& library, c10::Device device, int64_t runn
   return handles<const Code>().add(std::make_shared<const Code>(library, options, std::move(constants)));
 }
 
-std::vector<at::Tensor> copy_together(const std::vector<at::Tensor>& weights, c10::Device device) {
-  const Work work;
-  return copied_together(weights, device);
-}
-
-std::vector<at::Tensor> run(int64_t handle, const std::vector<at::Tensor>& inputs,
-                            const std::optional<at::Tensor>& refused) {
-  const Work work;
-  return code(handle)->run(inputs, refused);
-}
-
-std::optional<at::Tensor> session_memory(int64_t handle) { return code(handle)->session_memory(); }
-
-void look(int64_t handle, const std::optional<at::Tensor>& refused) { code(handle)->look(refused); }
-
-std::vector<at::Tensor> capture(int64_t handle, const std::vector<at::Tensor>& arguments, int64_t own) {
-  const Work work;
-  return code(handle)->capture(arguments, static_cast<size_t>(own));
-}
-
-void capture_as(int64_t handle, int64_t other) {
-  const Work work;
-  code(handle)->capture_as(*code(other));
-}
-
-std::string graph_report(int64_t handle) { return code(handle)->graph_report(); }
-
-std::string why_no_graphs() {
-  const char* const reason = why_no_cuda_recorder();
-  return reason == nullptr ? "" : reason;
-}
-
-void close(int64_t handle) {
-  const Work work;
-  handles<const Code>().remove(handle);
-}
-
-// --- several requests in one call, from the CPU's memory and back
-// --------------------------------------------------------
-
-using Tensors = std::vector<at::Tensor>;
+// --- several requests in one call, from the CPU's memory and back ----------------------------------------------------
 
 at::Tensor pinned(at::IntArrayRef sizes, at::ScalarType dtype) {
   return at::empty(sizes, at::TensorOptions().dtype(dtype).pinned_memory(true));
@@ -206,8 +168,7 @@ std::tuple<Tensors, double, double, double, double> run_requests(int64_t handle,
           seconds(Clock::now() - ran)};
 }
 
-// --- which requests may be in one call
-// ---------------------------------------------------------------------------------
+// --- which requests may be in one call -------------------------------------------------------------------------------
 
 // `package` is the address of an open ek_package, `methods` has the code of each of its methods.
 std::tuple<int64_t, std::string, std::string, bool> try_rows_of(int64_t package, const std::string& target,
@@ -229,19 +190,39 @@ std::tuple<int64_t, std::string, std::string, bool> try_rows_of(int64_t package,
 // Registered for all dispatch keys, so that autograd adds nothing to a call.
 TORCH_LIBRARY(exportkit, m) {
   m.def(
-      "open_target(str library, Device device, int runners, str graphs, str[] names, Tensor[] constants, int[] "
-      "written) "
-      "-> int",
+      "open_target(str library, Device device, int runners, str graphs, str[] names, Tensor[] constants, "
+      "int[] written) -> int",
       open_target);
-  m.def("copied_together(Tensor[] weights, Device device) -> Tensor[]", copy_together);
-  m.def("run(int handle, Tensor[] inputs, Tensor? refused=None) -> Tensor[]", run);
-  m.def("session_memory(int handle) -> Tensor?", session_memory);
-  m.def("look(int handle, Tensor? refused=None) -> ()", look);
-  m.def("capture(int handle, Tensor[] arguments, int own) -> Tensor[]", capture);
-  m.def("capture_as(int handle, int other) -> ()", capture_as);
-  m.def("graph_report(int handle) -> str", graph_report);
-  m.def("why_no_graphs() -> str", why_no_graphs);
-  m.def("close(int handle) -> ()", close);
+  m.def("copied_together(Tensor[] weights, Device device) -> Tensor[]", [](const Tensors& weights, c10::Device device) {
+    const Work work;
+    return copied_together(weights, device);
+  });
+  m.def("run(int handle, Tensor[] inputs, Tensor? refused=None) -> Tensor[]",
+        [](int64_t handle, const Tensors& inputs, const MaybeTensor& refused) {
+          const Work work;
+          return code(handle)->run(inputs, refused);
+        });
+  m.def("session_memory(int handle) -> Tensor?", [](int64_t handle) { return code(handle)->session_memory(); });
+  m.def("look(int handle, Tensor? refused=None) -> ()",
+        [](int64_t handle, const MaybeTensor& refused) { code(handle)->look(refused); });
+  m.def("capture(int handle, Tensor[] arguments, int own) -> Tensor[]",
+        [](int64_t handle, const Tensors& arguments, int64_t own) {
+          const Work work;
+          return code(handle)->capture(arguments, static_cast<size_t>(own));
+        });
+  m.def("capture_as(int handle, int other) -> ()", [](int64_t handle, int64_t other) {
+    const Work work;
+    code(handle)->capture_as(*code(other));
+  });
+  m.def("graph_report(int handle) -> str", [](int64_t handle) { return code(handle)->graph_report(); });
+  m.def("why_no_graphs() -> str", [] {
+    const char* const reason = why_no_cuda_recorder();
+    return std::string(reason == nullptr ? "" : reason);
+  });
+  m.def("close(int handle) -> ()", [](int64_t handle) {
+    const Work work;
+    handles<const Code>().remove(handle);
+  });
   m.def(
       "run_requests(int handle, Tensor[] tensors, int requests, int[] outputs, Tensor[] states, int[] written) -> "
       "(Tensor[], float, float, float, float)",

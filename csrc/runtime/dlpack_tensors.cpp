@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #include "exportkit/runtime.h"
 #include "package/errors.h"

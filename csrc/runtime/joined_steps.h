@@ -1,8 +1,11 @@
-// Runs one call for several sessions: gathers the rows of their state, and writes back what the call wrote.
+// Runs one call for several requests: gathers the rows of their sessions' state, and writes back what the call wrote.
+// Finds out whether the rows of one request influence another's.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "runtime/impl.h"
@@ -33,5 +36,16 @@ at::Tensor joined_rows(const std::vector<at::Tensor>& parts);
 
 // ModelRunError if the code did not return what the manifest lists, or `rows` rows of each output; -1: any.
 void check_outputs(const MethodInfo& method, const std::vector<at::Tensor>& outputs, int64_t rows);
+
+struct TriedRows {
+  int64_t most;           // rows of a call; 0: each request runs by itself
+  std::string reason;     // then, why
+  bool bit_equal = true;  // answers had the same bits, however requests were put together
+};
+
+// Rows of the recorded cases are called in small requests, then together, in calls of two requests, four, and so on.
+// Where the cases have fewer rows, rows of floating inputs are rolled to make others. A method with state plays its
+// first recorded sequence so. Throws the errors of Model::recorded_case.
+TriedRows try_rows(const Model& model, const MethodInfo& method, int64_t most);
 
 }  // namespace exportkit

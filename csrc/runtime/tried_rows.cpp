@@ -1,5 +1,4 @@
-#include "runtime/tried_rows.h"
-
+// Finds out whether the rows of one request influence another's.
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -39,6 +38,11 @@ std::optional<std::string> failure_of(const Call& call) {
   } catch (const c10::Error& error) {
     return first_line(error.what_without_backtrace());
   }
+}
+
+// Whether a recorded case calls a method.
+bool has_call(const Model& model, size_t place, const std::string& method) {
+  return std::ranges::any_of(model.case_calls(place), [&](const auto& call) { return call.first == method; });
 }
 
 // The inputs of several requests as those of one call.
@@ -121,9 +125,7 @@ class RequestTrial {
   std::vector<std::vector<Tensors>> all_requests() const {
     std::map<std::vector<std::vector<int64_t>>, std::vector<Tensors>> found;  // by the sizes that they have in common
     for (size_t place = 0; place < model_.case_count(); ++place) {
-      const auto calls = model_.case_calls(place);
-      const auto is_ours = [&](const auto& call) { return call.first == method_.name; };
-      if (std::ranges::none_of(calls, is_ours)) continue;
+      if (!has_call(model_, place, method_.name)) continue;
       const RecordedCase recorded = model_.recorded_case(place);
       for (const RecordedCall& call : recorded.calls) {
         if (call.method != method_.name || !recorded.edge_case.empty()) continue;
@@ -345,16 +347,6 @@ class SequenceTrial {
   std::vector<Sequence> kinds_;
 };
 
-// The first recorded case in which a method is called; unset if there is none.
-std::optional<RecordedCase> recorded_sequence(const Model& model, const std::string& method) {
-  for (size_t place = 0; place < model.case_count(); ++place) {
-    for (const auto& [called, sizes] : model.case_calls(place)) {
-      if (called == method) return model.recorded_case(place);
-    }
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
 TriedRows try_rows(const Model& model, const MethodInfo& method, int64_t most) {
@@ -369,8 +361,10 @@ TriedRows try_rows(const Model& model, const MethodInfo& method, int64_t most) {
     return impossible("batches have at most " + std::to_string(most) + " rows, which leaves no room for two requests");
   }
   if (!method.stateful) return RequestTrial(model, method, rows, most)();
-  std::optional<RecordedCase> recorded = recorded_sequence(model, method.name);
-  if (recorded) return SequenceTrial(model, method, std::move(*recorded), most)();
+  for (size_t place = 0; place < model.case_count(); ++place) {
+    if (!has_call(model, place, method.name)) continue;
+    return SequenceTrial(model, method, model.recorded_case(place), most)();
+  }
   return impossible("no recorded sequence shows whether those that run together influence one another");
 }
 

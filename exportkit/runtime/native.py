@@ -117,7 +117,7 @@ class NativeRunner:
 def try_rows(
     reader: PackageReader, target: str, device: torch.device, runners: Mapping[str, object], method: str, most: int
 ) -> TriedRows:
-    """Finds out how many rows of several requests a call may have, at most so many: csrc/runtime/tried_rows.h.
+    """Finds out how many rows of several requests a call may have, at most so many: csrc/runtime/tried_rows.cpp.
 
     The runners are the target's code of every method, in the manifest's order. Raises RuntimeError.
     """
