@@ -89,8 +89,6 @@ struct Timing {
   double median_ms, p99_ms, calls_per_second;
 };
 
-double milliseconds(Clock::duration duration) { return std::chrono::duration<double, std::milli>(duration).count(); }
-
 // Inputs for one call: what it writes belongs to this thread.
 std::vector<at::Tensor> own_inputs(const TimedCall& call) {
   std::vector<at::Tensor> inputs = call.inputs;
@@ -114,7 +112,7 @@ double time_once(const TimedCall& call, std::mutex& forking) {
   const std::vector<at::Tensor> outputs =
       session ? session->run(call.method, inputs) : call.model.run(call.method, inputs);
   call.model.synchronize();
-  return milliseconds(Clock::now() - start);
+  return 1e3 * seconds_since(start);
 }
 
 // Times calls from several threads. A call's time ends when its outputs are computed, on CUDA too; the copy of a
@@ -253,12 +251,8 @@ class Run {
            std::ranges::any_of(calls, [&](const auto& call) { return call.first == options_.method; });
   }
 
-  const MethodInfo& method(const Model& model) const {
-    return options_.method.empty() ? model.default_method() : model.method(options_.method);
-  }
-
   TimedCall run_file(const Model& model) {
-    const MethodInfo& method = this->method(model);
+    const MethodInfo& method = options_.method.empty() ? model.default_method() : model.method(options_.method);
     std::map<std::string, at::Tensor> given = read_safetensors(options_.input);
     std::vector<at::Tensor> inputs;
     for (const TensorInfo& input : method.inputs) {
@@ -287,7 +281,7 @@ class Run {
     }
     JsonMembers shapes;
     for (const auto& [name, tensor] : named) {
-      shapes.emplace_back(name, shape_text(tensor.sizes().vec()));
+      shapes.emplace_back(name, json_list(tensor.sizes(), [](int64_t size) { return std::to_string(size); }));
       if (!options_.json) say("  " + name + ": " + c10::str(tensor.sizes()));
     }
     document_.emplace_back("outputs", json_object(shapes));

@@ -32,7 +32,6 @@ extern const char* const kHelp;
 // JSON has no infinity.
 std::string number(const std::optional<double>& value);
 std::string text_or_null(const std::string& text);
-std::string shape_text(const std::vector<int64_t>& shape);
 
 // Such as "batch=2, gh=28".
 std::string shown(const std::map<std::string, int64_t>& sizes);

@@ -49,10 +49,6 @@ std::string number(const std::optional<double>& value) {
 
 std::string text_or_null(const std::string& text) { return text.empty() ? "null" : json_text(text); }
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  return json_list(shape, [](int64_t size) { return std::to_string(size); });
-}
-
 std::string shown(const std::map<std::string, int64_t>& sizes) {
   std::string text;
   for (const auto& [dimension, size] : sizes)
