@@ -17,7 +17,7 @@ from tests.runtime import stateful
 from tests.serve.echo_models import EchoRepository, repository
 from tests.serve.page.in_thread import Site, loop_thread
 from tests.serve.page.in_thread import served as served_over_http
-from tests.serve.rpc.echo import Served, served
+from tests.serve.rpc.echo import Seen, Served, served
 
 SECONDS = 500  # a test that would wait for ever fails
 
@@ -64,9 +64,15 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 @pytest.fixture
-def echo(loop: asyncio.AbstractEventLoop) -> Iterator[Served]:
-    """A server of one echo model over gRPC."""
-    with served(loop) as opened:
+def seen() -> Seen:
+    """The records of the server `echo`."""
+    return Seen()
+
+
+@pytest.fixture
+def echo(loop: asyncio.AbstractEventLoop, seen: Seen) -> Iterator[Served]:
+    """A server of one echo model over gRPC, which refuses a key."""
+    with served(loop, observe=seen, allow=lambda given: given != b"wrong") as opened:
         yield opened
 
 

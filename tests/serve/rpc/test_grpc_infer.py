@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from google.protobuf.json_format import ParseDict
 from tritonclient.grpc import service_pb2
 
+import exportkit
+from tests.serve.engine import ticker
 from tests.serve.protocol.messages import NUMPY, address, triton_inputs
-from tests.serve.rpc.echo import Served
+from tests.serve.rpc.echo import STREAM, Served, serving
 from tests.serve.rpc.hostile_messages import make, message, raw, survives, typed
 
 SHAPES = [(), (3,), (0,), (2, 0, 3), (1, 1, 5), (64, 33)]
@@ -200,6 +205,37 @@ def test_hostile_requests_raise_nothing_but_what_a_client_is_told():
     assert 500 < taken < 4500
 
 
+# --- what the engine serves -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ticking(loop: asyncio.AbstractEventLoop, ticker_package: Path) -> Iterator[Served]:
+    """A server of a model with state, in whose queue few rows have room."""
+    with serving(loop, ticker_package, max_delay=0.02, max_queued_rows=8) as opened:
+        yield opened
+
+
+def test_steps_of_a_stream_wait_and_run_in_order_however_many_rows_do(ticking: Served, ticker_package: Path):
+    """Two sequences in turns, of more steps than a stream has requests that are not answered."""
+    count, sent = 300, []
+    for number in range(count):
+        inputs = ticker.inputs(number, 5)
+        which = {"sequence_id": {"int64_param": 1 + number % 2}, "sequence_start": {"bool_param": number < 2}}
+        request = message(*(raw(name, "FP32", list(each.shape)) for name, each in inputs.items()), parameters=which)
+        request.model_name = "ticker"
+        request.raw_input_contents.extend(each.numpy().tobytes() for each in inputs.values())
+        sent.append(request.SerializeToString())
+    with grpc.insecure_channel(ticking.address) as channel:
+        received = list(map(service_pb2.ModelStreamInferResponse.FromString, channel.stream_stream(STREAM)(iter(sent))))
+    assert [answer.error_message for answer in received] == [""] * count
+    with exportkit.load(ticker_package) as model:
+        for first in (0, 1):
+            with model.session(batch=5) as session:
+                for number in range(first, count, 2):
+                    expected = session(*ticker.inputs(number, 5).values()).numpy().tobytes()
+                    assert received[number].infer_response.raw_output_contents[0] == expected
+
+
 @pytest.mark.parametrize(
     ("what", "ask"),
     [
@@ -208,10 +244,10 @@ def test_hostile_requests_raise_nothing_but_what_a_client_is_told():
         ("statistics", lambda client: client.get_inference_statistics("ticker").model_stats[0]),
     ],
 )
-def test_what_the_engine_says_of_a_model_arrives(server: Served, what: str, ask: Callable[[Any], Any]) -> None:
-    said: dict[str, Any] = server.call(getattr(server.model, what))
+def test_what_the_engine_says_of_a_model_arrives(ticking: Served, what: str, ask: Callable[[Any], Any]) -> None:
+    said: dict[str, Any] = ticking.call(getattr(ticking.model, what))
     if what == "metadata":  # for the rest of which the protocol's message has no field
         said = {key: said[key] for key in ("name", "versions", "platform", "inputs", "outputs")}
-    with triton.InferenceServerClient(server.address) as client:
+    with triton.InferenceServerClient(ticking.address) as client:
         arrived = ask(client)
     assert arrived == ParseDict(said, type(arrived)())

@@ -1,4 +1,4 @@
-"""How calls end: errors, deadlines, cancellation, limits, keys, drain, health."""
+"""How calls end, and their records: errors, deadlines, cancellation, limits, keys, drain, health."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from exportkit.errors import HostError
+from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
 from exportkit.serve.rpc.inference_service import MOST_REQUESTS
 from exportkit.serve.statuses import BadRequestError
 from tests.serve.echo_models import EchoModel, EchoRepository
-from tests.serve.rpc.echo import INFER, STREAM, Served, request, served
+from tests.serve.rpc.echo import INFER, STREAM, Seen, Served, request, served
 
 READY = "/inference.GRPCInferenceService/ServerReady"
 CHECK = "/grpc.health.v1.Health/Check"
@@ -48,11 +49,10 @@ def test_a_long_text_still_arrives_as_the_error_that_it_is(echo: Served, channel
     assert error.details().startswith(f"the beginning {letter * 300}")
 
 
-@pytest.mark.parametrize("message", [b"\xff", b"\x0a\x05echo", b"\x3a\xff\xff\xff\xff\x0f", b"\x00"])
-def test_bytes_that_are_no_message_are_refused(channel: grpc.Channel, message: bytes):
-    assert failure(channel, message=message).code() is grpc.StatusCode.INVALID_ARGUMENT
-    (answer,) = streamed(channel.stream_stream(STREAM)(iter([message])), 1)
-    assert "are not a message inference.ModelInferRequest" in answer.error_message
+def test_bytes_that_are_no_message_are_refused_in_a_stream(channel: grpc.Channel):
+    bad = [b"\xff", b"\x0a\x05echo", b"\x3a\xff\xff\xff\xff\x0f", b"\x00"]
+    answers = streamed(channel.stream_stream(STREAM)(iter(bad)), len(bad))
+    assert all("are not a message inference.ModelInferRequest" in answer.error_message for answer in answers)
 
 
 def test_a_call_without_a_message_is_refused(channel: grpc.Channel):
@@ -96,6 +96,61 @@ def test_while_a_request_waits_its_inputs_are_in_memory_once(echo: Served, chann
         echo.until(lambda: echo.model.running == 1)
     echo.model.release()
     assert len(call.result()) > 32 << 20
+
+
+# --- every call leaves one record, however it ends --------------------------------------------------------------------
+
+
+def wait(seen: Seen, echo: Served, number: int = 1) -> RequestRecord:
+    """Returns the last of so many records. A client may have its answer before the server is done."""
+    echo.until(lambda: len(seen) >= number)
+    assert len(seen) == number
+    return seen[-1][1]
+
+
+def ended(record: RequestRecord) -> tuple[int, str]:
+    return record.status, record.error.code if record.error else "OK"
+
+
+@pytest.mark.parametrize("given", [(), (("x-request-id", "not safe in a log"),), (("x-request-id-bin", b"1"),)])
+def test_a_call_without_a_usable_id_gets_one_and_is_told(echo: Served, seen: Seen, channel: grpc.Channel, given: Any):
+    _, call = channel.unary_unary(INFER).with_call(request(), metadata=given)
+    assert dict(call.trailing_metadata())["x-request-id"] == wait(seen, echo).id
+    assert len(wait(seen, echo).id) == 32
+
+
+@pytest.mark.parametrize(
+    ("method", "message", "key", "expected"),
+    [
+        (INFER, b"\xff", "", (400, "INVALID_ARGUMENT")),
+        (INFER, request(), "wrong", (401, "UNAUTHENTICATED")),
+        ("/inference.GRPCInferenceService/Nothing", b"", "", (501, "UNIMPLEMENTED")),
+        (CHECK, b"\x0a\x01x", "", (404, "NOT_FOUND")),
+    ],
+)
+def test_the_record_of_a_call_that_is_refused(
+    echo: Served, seen: Seen, channel: grpc.Channel, method: str, message: bytes, key: str, expected: tuple[int, str]
+):
+    error = failure(channel, method, message, metadata=(("authorization", key), ("x-request-id", "mine")))
+    assert (error.code().name, *ended(wait(seen, echo))) == (expected[1], *expected)
+    assert dict(error.trailing_metadata())["x-request-id"] == wait(seen, echo).id == "mine"
+
+
+def test_the_record_of_a_call_whose_deadline_passes(echo: Served, seen: Seen, channel: grpc.Channel):
+    echo.model.hold()
+    call = channel.unary_unary(INFER).future(request(), timeout=0.05)
+    assert ended(wait(seen, echo)) == (504, "DEADLINE_EXCEEDED")
+    assert call.exception() is not None
+
+
+def test_a_stream_is_a_record_and_so_is_each_request_in_it(echo: Served, seen: Seen, channel: grpc.Channel):
+    messages = [request(), request(model_version="9"), request(3)]
+    answers = list(channel.stream_stream(STREAM)(iter(messages)))
+    wait(seen, echo, 4)
+    *each, (_, whole) = seen
+    assert sorted(ended(record) for _, record in each) == [(200, "OK"), (200, "OK"), (404, "NOT_FOUND")]
+    assert sum(record.received_bytes for _, record in each) == whole.received_bytes == sum(map(len, messages))
+    assert (ended(whole), whole.model, whole.sent_bytes) == ((200, "OK"), "", sum(map(len, answers)))
 
 
 # --- deadlines and cancellation ---------------------------------------------------------------------------------------
