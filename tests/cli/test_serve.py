@@ -118,6 +118,7 @@ KEYS, CERTIFICATE, AUTHORITY = Path("keys.txt"), Path("cert.pem"), Path("ca.pem"
     [
         (ListenOptions(), []),
         (ListenOptions(host="localhost"), []),
+        (ListenOptions(host="::1"), []),
         (ListenOptions(host="0.0.0.0"), ["whoever reaches 0.0.0.0 may use the models"]),
         (ListenOptions(host="::", certificate=CERTIFICATE), ["whoever reaches :: may use the models"]),
         (ListenOptions(host="0.0.0.0", api_keys=KEYS), ["API keys cross the network in clear text"]),

@@ -1,21 +1,14 @@
-"""Memory that was freed is used again, garbage is collected, Python's lock is given up soon, and the log is legible."""
+"""Memory that was freed is used again, and the log is legible."""
 
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 from exportkit.serve.process_settings import IndentedFormatter
-
-
-def printed(code: str, *arguments: str) -> str:
-    """What a program prints in an interpreter of its own."""
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
+from tests.subprocesses import run_interpreter
 
 REQUESTS = """
 import resource, sys, threading
@@ -38,59 +31,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def faults(how: str) -> int:
-    found = printed(REQUESTS, how)
-    if found == "not glibc":
+def test_a_request_reuses_the_pages_of_the_one_before(tmp_path: Path):
+    kept, default = (run_interpreter(REQUESTS, how, cwd=tmp_path) for how in ("kept", "default"))
+    if kept == "not glibc\n":
         pytest.skip("the C library is not glibc")
-    return int(found)
-
-
-def test_a_request_reuses_the_pages_of_the_one_before():
-    assert faults("kept") < faults("default") / 10
-
-
-CYCLES = """
-import gc, sys, weakref
-gc.set_threshold(100_000)
-if sys.argv[1] == "often":
-    from exportkit.serve.process_settings import collect_requests
-    collect_requests()
-class Request: pass
-def request():
-    one = Request()
-    one.itself = one
-    return weakref.ref(one)
-left = [request() for _ in range(5000)]
-print(sum(each() is not None for each in left))
-"""
-
-
-def test_what_a_request_leaves_behind_is_collected_soon():
-    assert int(printed(CYCLES, "rarely")) == 5000
-    assert int(printed(CYCLES, "often")) < 1000
-
-
-LOCK = """
-import sys, threading, time
-sys.setswitchinterval(1000.0)
-if sys.argv[1] == "soon":
-    from exportkit.serve.process_settings import shorten_switch_interval
-    shorten_switch_interval()
-came_back = []
-def runner():
-    time.sleep(0.1)  # without the lock, as in a model
-    came_back.append(True)
-threading.Thread(target=runner).start()
-ends = time.monotonic() + float(sys.argv[2])
-while not came_back and time.monotonic() < ends:
-    pass
-print(bool(came_back))
-"""
-
-
-def test_a_thread_that_works_gives_up_the_lock():
-    assert printed(LOCK, "never", "1") == "False"
-    assert printed(LOCK, "soon", "100") == "True"
+    assert int(kept) < int(default) / 10
 
 
 def test_no_text_of_a_client_passes_for_another_entry_of_the_log():

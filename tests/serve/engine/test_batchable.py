@@ -1,25 +1,37 @@
-"""Which models are batched: where the C++ runtime finds that rows are independent."""
+"""Which models are batched, where the C++ runtime finds that rows are independent, and what is said of them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from google.protobuf.json_format import ParseDict
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from exportkit.serve.batching.pending import BatchLimits
 from tests.serve.engine.asking import serving_model
 
+ROW = 3 * 4 + 4 + 8 + 2 + 4 * 2  # bytes
+DELAY = BatchLimits(max_delay=0.002)
 
-async def metadata(package, **options):
+
+async def metadata(package, most_bytes=32 * ROW, **options):
+    """What a model says of batches, and its configuration, as which tritonclient takes every key."""
     async with serving_model(package, **options) as model:
+        assert model.max_body == most_bytes
+        on_both = replace(model._described, devices=("cpu", "cuda:1"), runners=2).config()
+        groups = ParseDict(on_both, ModelConfig()).instance_group
+        assert [(group.count, list(group.gpus)) for group in groups] == [(2, []), (2, [1])]
         return model.metadata()["batching"], model.config()
 
 
 async def test_independent_rows_are_batched(rows_package):
-    batching, config = await metadata(rows_package)
+    batching, config = await metadata(rows_package, batch=DELAY)
     assert batching == {"enabled": True, "reason": None, "dimension": "batch", "max_rows": 32, "bit_equal": True}
     assert config["max_batch_size"] == 32
     assert [each["dims"] for each in config["input"]] == [[3], [1], [], [2], [2, 2]]
     assert [each["data_type"] for each in config["output"]] == ["TYPE_FP32", "TYPE_INT64", "TYPE_BOOL", "TYPE_BF16"]
-    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 0
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 2000
 
 
 async def test_rows_that_influence_one_another_are_not_batched(coupled_package):

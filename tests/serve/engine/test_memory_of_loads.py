@@ -1,4 +1,4 @@
-"""Models that are loaded and closed, or exchanged, again and again leave no memory behind."""
+"""What requests and models that are exchanged leave behind is collected."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import shutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,20 @@ def frozen() -> Iterator[None]:
     yield
     gc.unfreeze()
     gc.set_threshold(*before)
+
+
+def test_what_a_request_leaves_behind_is_collected_soon(frozen):
+    class Request:
+        itself: Request
+
+    def request_with_a_cycle() -> weakref.ref[Request]:
+        one = Request()
+        one.itself = one
+        return weakref.ref(one)
+
+    collect_requests()
+    left = [request_with_a_cycle() for _ in range(5000)]
+    assert sum(each() is not None for each in left) < 1000
 
 
 class _Mallinfo(ctypes.Structure):

@@ -1,8 +1,6 @@
-"""What is counted is what the protocol's statistics say, from however many threads."""
+"""What is counted is what the protocol's statistics say."""
 
 from __future__ import annotations
-
-import threading
 
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.protocol.inference import InferTiming
@@ -32,20 +30,3 @@ def test_clients_cannot_make_the_list_of_batches_long():
     assert len(counted.batches) == 256 + 5
     assert max(counted.batches) == 8192
     assert counted.rows == 5000 * 4999 // 2
-
-
-def test_many_threads_count_to_the_same_sum():
-    counted = Statistics()
-
-    def work():
-        for _ in range(2000):
-            counted.entered(2, 10)
-            counted.executed(1, compute_input=0, compute_infer=0, compute_output=0)
-            counted.left(2, 10)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (counted.executions, counted.pending, counted.queued_rows, counted.queued_bytes) == (8000, 0, 0, 0)
