@@ -1,8 +1,19 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from exportkit.serve.operations.observation import LineWriter
+
+
+def test_what_waits_is_written_in_its_order_before_the_end(tmp_path: Path):
+    lines = [b"%d" % index for index in range(3000)]
+    with (tmp_path / "log").open("wb") as file:
+        writer = LineWriter(file.fileno(), lambda count: None)
+        for line in lines:
+            writer.write(line)
+        writer.close(60)
+    assert (tmp_path / "log").read_bytes().splitlines() == lines
 
 
 def test_nobody_waits_for_a_reader_that_does_not_read():
