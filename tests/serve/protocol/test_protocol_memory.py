@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 
 from exportkit.serve.protocol.http_request import BodyRules, parse_body
 from exportkit.serve.statuses import ServeError
+from tests.serve.memory import traced_memory
 from tests.serve.protocol.messages import METADATA
-
-
-def rules(max_bytes: int) -> BodyRules:
-    return BodyRules(METADATA["inputs"], METADATA["outputs"], True, max_bytes)
-
-
-@contextmanager
-def _peak() -> Iterator[list[int]]:
-    """Appends the most bytes that were allocated at a time inside of the context."""
-    peak: list[int] = []
-    tracemalloc.start()
-    try:
-        yield peak
-        peak.append(tracemalloc.get_traced_memory()[1])
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -37,11 +18,7 @@ def _peak() -> Iterator[list[int]]:
         (b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1000000, 0], "data": [[]', b",[]", b"]}]}"),
         (b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1', b",1", b'], "data": []}]}'),
         (b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [], "parameters": {"a": [0', b",[]", b"]}}]}"),
-        (
-            b'{"inputs": [{"name": "", "datatype": "", "shape": []}',
-            b',{"name": "", "datatype": "", "shape": []}',
-            b"]}",
-        ),
+        (b'{"inputs": [{"name":"","datatype":"","shape":[]}', b',{"name":"","datatype":"","shape":[]}', b"]}"),
         (b'{"inputs": [{"name": ""', b',"name":""', b', "datatype": "", "shape": []}]}'),
         (b'{"inputs": [{}', b",{}", b"]}"),
         (b'{"inputs": [], "outputs": [{"name": ""}', b',{"name":""}', b"]}"),
@@ -53,6 +30,7 @@ def _peak() -> Iterator[list[int]]:
 )
 def test_a_hostile_text_does_not_become_many_objects(start: bytes, unit: bytes, end: bytes) -> None:
     text = memoryview(start + unit * (3_000_000 // len(unit)) + end)
-    with _peak() as peak, pytest.raises(ServeError):
-        parse_body(text, None, rules(1000))
-    assert peak[0] <= 5 * len(text)
+    rules = BodyRules(METADATA["inputs"], METADATA["outputs"], True, 1000)
+    with traced_memory() as memory, pytest.raises(ServeError):
+        parse_body(text, None, rules)
+    assert memory.peak <= 5 * len(text)
