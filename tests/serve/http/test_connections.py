@@ -6,7 +6,6 @@ import itertools
 import json
 import socket
 import time
-import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,6 +16,7 @@ from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.operations.observation import Observation
 from tests.serve.echo_models import EchoRepository, repository
 from tests.serve.http.asking import infer_body
+from tests.serve.memory import traced_memory
 from tests.serve.page.in_thread import Site, served
 
 INFER = "POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\n"
@@ -43,10 +43,9 @@ def answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
     top, _, body = data.partition(b"\r\n\r\n")
     status, *lines = top.decode().split("\r\n")
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
-    content = bytearray(body)
-    while len(content) < int(headers["content-length"]):
-        content += connection.recv(65536)
-    return int(status.split()[1]), headers, bytes(content)
+    while len(body) < int(headers["content-length"]):
+        body += connection.recv(65536)
+    return int(status.split()[1]), headers, body
 
 
 def eventually(holds: Callable[[], bool]) -> None:
@@ -191,14 +190,11 @@ def test_a_request_needs_little_more_memory_than_its_body(site: Site) -> None:
     text = text.replace(b'"binary_data_size": 0', b'"binary_data_size": %d' % size)
     length["inference-header-content-length"] = str(len(text))
     block, blank = bytes(1 << 16), bytearray(1 << 16)
-    with connected(site) as connection:
-        tracemalloc.start()
+    with connected(site) as connection, traced_memory() as memory:
         connection.sendall(head(Content_Length=len(text) + size, **length) + text)
         for _ in range(size // len(block)):
             connection.sendall(block)
         received = 0
         while received < size:
             received += connection.recv_into(blank)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert size <= peak < 1.2 * size
+    assert size <= memory.peak < 1.2 * size

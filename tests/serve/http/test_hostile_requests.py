@@ -43,32 +43,37 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "exportkit")
 
 
-@pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize("leaves", [False, True])
-def test_anything(chunked: bool, leaves: bool) -> None:
-    @given(methods, paths, st.integers(0), headers, st.integers(1, 80), st.sampled_from([None, gzip, zlib]))
-    @settings(max_examples=80)
-    def anything(method: str, path: str, seed: int, headers: dict[str, str], step: int, pack: Any) -> None:
-        model = EchoModel("x0", max_body=400)
-        app = make_app(EchoRepository(model), HttpOptions())
-        body, length = make(random.Random(seed))
-        headers = {**({} if length is None else {"inference-header-content-length": length}), **headers}
-        body = body if pack is None else pack.compress(body)
-        chunks = [body[start : start + step] for start in range(0, len(body), step)] or [b""]
-        if chunked:
-            headers.pop("content-length", None)
-        else:
-            headers.setdefault("content-length", str(len(body)))
-        reply = ask(app, method, path, chunks, headers, chunked=chunked, leaves=leaves)
-        record = reply.scope["exportkit"]
-        assert record.status in STATUSES
-        assert reply.status == (0 if record.status == 499 else record.status)
-        assert (record.error is None) == (record.status == 200)
-        assert model.held == 0
-        if reply.status:
-            assert reply.complete
-            assert reply.headers["x-request-id"] == record.id
-        if reply.status not in (0, 200):
-            assert reply.error
-
-    anything()
+@given(
+    methods,
+    paths,
+    st.integers(0),
+    headers,
+    st.integers(1, 80),
+    st.sampled_from([None, gzip, zlib]),
+    *[st.booleans()] * 2,
+)
+@settings(max_examples=320)
+def test_anything(
+    method: str, path: str, seed: int, headers: dict[str, str], step: int, pack: Any, chunked: bool, leaves: bool
+) -> None:
+    model = EchoModel("x0", max_body=400)
+    app = make_app(EchoRepository(model), HttpOptions())
+    body, length = make(random.Random(seed))
+    headers = {**({} if length is None else {"inference-header-content-length": length}), **headers}
+    body = body if pack is None else pack.compress(body)
+    chunks = [body[start : start + step] for start in range(0, len(body), step)] or [b""]
+    if chunked:
+        headers.pop("content-length", None)
+    else:
+        headers.setdefault("content-length", str(len(body)))
+    reply = ask(app, method, path, chunks, headers, chunked=chunked, leaves=leaves)
+    record = reply.scope["exportkit"]
+    assert record.status in STATUSES
+    assert reply.status == (0 if record.status == 499 else record.status)
+    assert (record.error is None) == (record.status == 200)
+    assert model.held == 0
+    if reply.status:
+        assert reply.complete
+        assert reply.headers["x-request-id"] == record.id
+    if reply.status not in (0, 200):
+        assert reply.error

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -20,6 +18,7 @@ from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
 from exportkit.serve.rpc.inference_service import MOST_REQUESTS
 from exportkit.serve.statuses import BadRequestError
 from tests.serve.echo_models import EchoModel, EchoRepository
+from tests.serve.memory import traced_memory
 from tests.serve.rpc.echo import INFER, STREAM, Seen, Served, request, served
 
 READY = "/inference.GRPCInferenceService/ServerReady"
@@ -69,31 +68,22 @@ def test_a_method_that_is_unknown_is_refused(channel: grpc.Channel):
         assert error.details() == f"this server does not offer {method.rpartition('/')[2]}"
 
 
-@contextmanager
-def allocates(most: int) -> Iterator[None]:
-    """Checks that Python's objects have at most so many bytes more in the end."""
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[0] < most
-    finally:
-        tracemalloc.stop()
-
-
 def test_a_request_that_was_refused_is_not_kept(channel: grpc.Channel):
     same = [service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="INT8", shape=[1])] * 2
     message = request(3 << 20, inputs=same)
-    with allocates(5 << 20):
+    with traced_memory() as memory:
         for _ in range(10):
             assert "two inputs" in failure(channel, message=message).details()
+    assert memory.left < 5 << 20
 
 
 def test_while_a_request_waits_its_inputs_are_in_memory_once(echo: Served, channel: grpc.Channel):
     message = request(32 << 20)
     echo.model.hold()
-    with allocates(36 << 20):
+    with traced_memory() as memory:
         call = channel.unary_unary(INFER).future(message)
         echo.until(lambda: echo.model.running == 1)
+    assert memory.left < 36 << 20
     echo.model.release()
     assert len(call.result()) > 32 << 20
 
