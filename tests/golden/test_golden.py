@@ -83,15 +83,12 @@ def test_it_reads_on_any_machine(package: Path) -> None:
             reader.read_case(index)
 
 
-@pytest.mark.parametrize(
-    ("version", "key"),
-    [(1, "signature-1.pem"), (1, "model-signing-1.1.1.pem")],
-)
-def test_signatures_of_every_form_hold(version: int, key: str) -> None:
-    folder = Path(__file__).parent
-    with PackageReader(folder / f"format-{version}-cpu.pt2", demand=demand(folder / key)) as reader:
+@pytest.mark.parametrize("name", ["signature-1.pem", "model-signing-1.1.1.pem"])
+def test_signatures_of_every_form_hold(name: str) -> None:
+    key = Path(__file__).with_name(name)
+    with PackageReader(key.with_name("format-1-cpu.pt2"), demand=demand(key)) as reader:
         (signer,) = reader.signers
-    assert signer.source == str(folder / key)
+    assert signer.source == str(key)
 
 
 @pytest.mark.skipif(host_platform() != "linux-x86_64", reason="the packages are compiled for linux-x86_64")

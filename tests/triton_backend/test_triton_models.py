@@ -15,9 +15,10 @@ from tritonclient.utils import InferenceServerException
 
 import exportkit
 from exportkit.package.structure import flatten
-from tests.runtime import stateful, tiny
+from tests.runtime import tiny
 from tests.serve.engine import rows
-from tests.triton_backend.triton_server import Tensors, Triton, infer, parameter
+from tests.serve.engine.asking import equal as same
+from tests.triton_backend.triton_server import Tensors, Triton, infer
 
 
 def direct(package: Path) -> Callable[[Tensors], dict[str, torch.Tensor]]:
@@ -29,10 +30,6 @@ def direct(package: Path) -> Callable[[Tensors], dict[str, torch.Tensor]]:
         return dict(zip(names, flatten(model(*inputs.values()), torch.is_tensor)[1], strict=True))
 
     return answer
-
-
-def same(one: Tensors, other: Tensors) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_what_triton_serves_is_completed_from_the_package(triton: Triton, rows_package: Path) -> None:
@@ -68,12 +65,15 @@ def picture(rows: int, high: int, wide: int) -> dict[str, torch.Tensor]:
     return {"image": torch.rand(rows, 3, 16 * high, 16 * wide), "query": torch.randn(rows, 64)}
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_sizes_vary(triton: Triton, arr_coc: str, arr_coc_package: Path, protocol: str) -> None:
+def test_sizes_vary_and_only_outputs_that_are_asked_for_are_sent(
+    triton: Triton, arr_coc: str, arr_coc_package: Path
+) -> None:
     wanted = direct(arr_coc_package)
     for sizes in ((1, 14, 14), (3, 15, 17), (2, 4, 60)):
         inputs = picture(*sizes)
-        assert same(infer(getattr(triton, protocol), arr_coc, inputs), wanted(inputs)), sizes
+        assert same(infer(triton.grpc, arr_coc, inputs), wanted(inputs)), sizes
+    outputs = [tritonclient.http.InferRequestedOutput("scores")]
+    assert list(infer(triton.http, arr_coc, inputs, outputs=outputs)) == ["scores"]
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
@@ -142,20 +142,6 @@ def test_a_value_that_is_refused_fails_alone(triton: Triton, words_package: Path
     in_threads(6, work)
 
 
-def test_outputs_that_are_not_asked_for_are_not_sent(triton: Triton, arr_coc: str) -> None:
-    wanted = [tritonclient.http.InferRequestedOutput("scores")]
-    assert list(infer(triton.http, arr_coc, picture(1, 4, 4), outputs=wanted)) == ["scores"]
-
-
-def test_somebody_elses_operators(triton: Triton, softpool_package: Path) -> None:
-    name = triton.add("softpool", softpool_package)
-    inputs = {"tokens": torch.randn(3, 9, 8), "bias": torch.randn(3, 9)}
-    with exportkit.load(softpool_package) as model:
-        wanted = flatten(model(inputs["tokens"], bias=inputs["bias"]), torch.is_tensor)[1]
-    answer = infer(triton.grpc, name, inputs)
-    assert all(torch.equal(one, other) for one, other in zip(answer.values(), wanted, strict=True))
-
-
 def test_rows_that_influence_one_another_are_not_joined(triton: Triton, coupled_package: Path) -> None:
     """Clients' shapes are the same as with batches, and a request may have several rows."""
     name = triton.add("coupled", coupled_package)
@@ -193,12 +179,6 @@ def test_scalars_and_sizes_that_depend_on_values(triton: Triton, lookups_package
     answer = infer(triton.grpc, name, inputs | {"row": inputs["row"][None], "count": inputs["count"][None]})
     assert answer["new"].shape == (count,)
     assert same(answer, wanted)
-
-
-def test_a_method_is_named_by_a_parameter(triton: Triton, recorder_package: Path) -> None:
-    name = triton.add("embed", recorder_package, parameter("method", "embed"))
-    x = torch.randn(3, stateful.WIDTH)
-    assert torch.allclose(infer(triton.http, name, {"x": x})["0"], torch.tanh(x) * 2)
 
 
 def test_a_reload_under_load_leaves_no_request_without_an_answer(triton: Triton, rows_package: Path) -> None:

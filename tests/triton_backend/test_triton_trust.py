@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
+import contextlib
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -27,15 +26,6 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> list[Signer]:
     return [signer(folder, name) for name in ("release", "second", "stranger")]
 
 
-@pytest.fixture(scope="module")
-def demanding(tmp_path_factory: pytest.TempPathFactory, keys: list[Signer]) -> Iterator[Triton]:
-    """A server that demands a signature by one of two keys."""
-    named = ":".join(str(key.public) for key in keys[:2])
-    server = Triton(tmp_path_factory.mktemp("demanding"), f"--backend-config=exportkit,public-key={named}")
-    yield server
-    server.close()
-
-
 def signed(server: Triton, name: str, package: Path, key: Signer) -> str:
     name = server.put(name, package)
     sign_package(server.repository / name / "1" / package.name, key.key)
@@ -43,13 +33,15 @@ def signed(server: Triton, name: str, package: Path, key: Signer) -> str:
 
 
 @checks_signatures
-def test_one_of_several_keys_must_have_signed(demanding: Triton, rows_package: Path, keys: list[Signer]) -> None:
-    for number, key in enumerate(keys[:2]):
-        demanding.load(signed(demanding, f"signed{number}", rows_package, key))
-    assert "SignatureMissingError" in demanding.refusal("unsigned", rows_package)
-    name = signed(demanding, "strange", rows_package, keys[2])
-    with pytest.raises(InferenceServerException, match=r"SignatureMissingError.*Others signed it"):
-        demanding.load(name)
+def test_one_of_several_keys_must_have_signed(tmp_path: Path, rows_package: Path, keys: list[Signer]) -> None:
+    named = ":".join(str(key.public) for key in keys[:2])
+    with contextlib.closing(Triton(tmp_path, f"--backend-config=exportkit,public-key={named}")) as demanding:
+        for number, key in enumerate(keys[:2]):
+            demanding.load(signed(demanding, f"signed{number}", rows_package, key))
+        assert "SignatureMissingError" in demanding.refusal("unsigned", rows_package)
+        name = signed(demanding, "strange", rows_package, keys[2])
+        with pytest.raises(InferenceServerException, match=r"SignatureMissingError.*Others signed it"):
+            demanding.load(name)
 
 
 def test_what_was_changed_is_not_loaded(triton: Triton, rows_package: Path, tmp_path: Path) -> None:
@@ -77,26 +69,14 @@ def test_a_package_of_another_torch_is_not_loaded(triton: Triton, tmp_path: Path
 
 
 @checks_signatures
-def test_the_policy_of_the_machine_holds(
-    tmp_path_factory: pytest.TempPathFactory, rows_package: Path, keys: list[Signer]
-) -> None:
-    folder = tmp_path_factory.mktemp("policy")
-    write_policy(folder / "policy.json", keys[0].public)
-    server = Triton(folder, EXPORTKIT_POLICY=str(folder / "policy.json"))
-    try:
+def test_the_policy_of_the_machine_holds(tmp_path: Path, rows_package: Path, keys: list[Signer]) -> None:
+    policy = write_policy(tmp_path / "policy.json", keys[0].public)
+    with contextlib.closing(Triton(tmp_path, EXPORTKIT_POLICY=str(policy))) as server:
         assert "SignatureMissingError" in server.refusal("unsigned", rows_package)
         server.load(signed(server, "signed", rows_package, keys[0]))
-    finally:
-        server.close()
 
 
-def test_a_setting_that_is_not_known_stops_each_model(
-    tmp_path_factory: pytest.TempPathFactory, rows_package: Path
-) -> None:
+def test_a_setting_that_is_not_known_stops_each_model(tmp_path: Path, rows_package: Path) -> None:
     """A key that is misspelt would leave packages unchecked."""
-    server = Triton(tmp_path_factory.mktemp("misspelt"), "--backend-config=exportkit,public_key=release.pem")
-    try:
+    with contextlib.closing(Triton(tmp_path, "--backend-config=exportkit,public_key=release.pem")) as server:
         assert "exportkit,public_key is not known. There is public-key=FILE.pem." in server.refusal("any", rows_package)
-    finally:
-        server.close()
-    shutil.rmtree(server.repository)

@@ -34,6 +34,7 @@ headers = st.fixed_dictionaries(
     },
 )
 methods = st.sampled_from(["POST"] * 12 + ["GET", "HEAD", "PUT", "FETCH"])
+packs = st.sampled_from([None, gzip, zlib])
 odd_paths = st.lists(st.sampled_from([*PARTS, "unload", "systemsharedmemory", "..", "", "\u2603"]), max_size=6)
 paths = st.one_of(st.just("/v2/models/x0/infer"), odd_paths.map(lambda parts: "/" + "/".join(parts)))
 
@@ -43,15 +44,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "exportkit")
 
 
-@given(
-    methods,
-    paths,
-    st.integers(0),
-    headers,
-    st.integers(1, 80),
-    st.sampled_from([None, gzip, zlib]),
-    *[st.booleans()] * 2,
-)
+@given(methods, paths, st.integers(0), headers, st.integers(1, 80), packs, st.booleans(), st.booleans())
 @settings(max_examples=320)
 def test_anything(
     method: str, path: str, seed: int, headers: dict[str, str], step: int, pack: Any, chunked: bool, leaves: bool
