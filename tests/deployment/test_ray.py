@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import torch
 import urllib3
 from urllib3.util import Retry
 
@@ -38,8 +37,8 @@ from exportkit.serve.serve_options import ServeOptions  # noqa: E402 (after impo
 from tests.deployment.observed_replica import Journal  # noqa: E402 (after importorskip)
 from tests.deployment.ray_cluster import ROOT, deploy, two_nodes  # noqa: E402 (after importorskip)
 from tests.package import samples, stateful_samples  # noqa: E402 (after importorskip)
-from tests.runtime import stateful, tiny  # noqa: E402 (after importorskip)
-from tests.serve.protocol.messages import triton_inputs  # noqa: E402 (after importorskip)
+from tests.runtime import stateful  # noqa: E402 (after importorskip)
+from tests.serve.operations.asking_tiny import arrays, expected, triton_inputs  # noqa: E402 (after importorskip)
 
 PORT = 18700
 URL = f"http://127.0.0.1:{PORT}"
@@ -65,16 +64,8 @@ def cluster(folder: Path) -> Iterator[Any]:
 # --- load -------------------------------------------------------------------------------------------------------------
 
 
-def example() -> dict[str, np.ndarray]:
-    """A call of the tiny model, always the same."""
-    torch.manual_seed(0)
-    args, kwargs = tiny.example(batch=2, gh=1)
-    tensors = {"image": args[0], "query.features": args[1]["features"], "offset": kwargs["offset"]}
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
-
-
-INPUTS = example()
-RIGHT = INPUTS["image"].mean((2, 3)) + INPUTS["query.features"].sum(1, keepdims=True)
+INPUTS = arrays(batch=2)
+RIGHT = expected(INPUTS)
 
 
 @dataclass
@@ -112,7 +103,7 @@ class Load:
             request = f"{id(self)}-{thread}-{number}"
             number += 1
             try:
-                np.testing.assert_allclose(self.send(request), RIGHT * 3, rtol=1e-5)
+                np.testing.assert_allclose(self.send(request), RIGHT, rtol=1e-5)
             except Exception as error:
                 with self._lock:
                     self.lost[request] = repr(error)[:300]
@@ -197,7 +188,7 @@ def test_tritonclient_is_answered(cluster: Any):
         assert client.is_server_ready()
         assert client.get_model_metadata("tiny")["platform"] == "torch_aoti"
         answer = client.infer("tiny", triton_inputs(http, INPUTS)).as_numpy("regions.mean")
-        np.testing.assert_allclose(answer, RIGHT * 3, rtol=1e-5)
+        np.testing.assert_allclose(answer, RIGHT, rtol=1e-5)
         with pytest.raises(Exception, match="cannot load or unload models on Ray"):
             client.load_model("tiny")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,7 +12,6 @@ import pytest
 
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
-from tests.runtime import stateful
 from tests.serve.echo_models import EchoRepository, repository
 from tests.serve.page.in_thread import Site, loop_thread
 from tests.serve.page.in_thread import served as served_over_http
@@ -30,12 +28,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
     asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), SECONDS))
     return True
-
-
-@pytest.fixture(scope="session")
-def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """push and peek have state, fill writes into an input, embed does neither; push fails after six calls."""
-    return stateful.write(tmp_path_factory.mktemp("recorder") / "recorder.pt2")
 
 
 @pytest.fixture

@@ -154,12 +154,6 @@ def test_a_timeout_that_passes_is_said(way: Http | Rpc) -> None:
     assert (text, record.status) == ("the request's timeout passed while it waited", 504)
 
 
-def test_a_server_that_drains_says_so(way: Http | Rpc, repository: EchoRepository) -> None:
-    repository.draining = True
-    text, _, record = way.ask()
-    assert (text, record.status) == ("the server drains", 503)
-
-
 def test_who_goes_away_leaves_the_queue(way: Http | Rpc) -> None:
     way.model.hold()
     record = way.leave()

@@ -6,8 +6,6 @@ A sequence has one outstanding step: several Triton 24.10 itself has not always 
 from __future__ import annotations
 
 import queue
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 import exportkit
 from tests.runtime import stateful
+from tests.runtime.isolation import eventually
 from tests.serve.engine import ticker
 from tests.triton_backend.triton_server import Triton, given, infer, parameter
 
@@ -27,13 +26,6 @@ SEQUENCES = """sequence_batching {{
   state [ {{ input_name: "exportkit.session" output_name: "exportkit.session" data_type: TYPE_UINT8 dims: [ 8 ] }} ]
 }}
 """
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 10) -> None:
-    begin = time.monotonic()
-    while not true():
-        assert time.monotonic() - begin < seconds
-        time.sleep(0.02)
 
 
 def step(triton: Triton, model: str, seed: int, sequence: Any, **flags: bool) -> torch.Tensor:
@@ -84,7 +76,7 @@ def test_steps_of_many_sequences_on_a_stream_are_joined(triton: Triton, ticker_p
     counted = triton.statistics(ticks)
     assert counted["inference_count"] == count * steps
     assert max(each["batch_size"] for each in counted["batch_stats"]) > 1
-    wait_until(lambda: triton.sessions(ticks) == 0)
+    assert eventually(lambda: triton.sessions(ticks) == 0, 10)
     triton.http.unload_model(ticks)
 
 
@@ -113,7 +105,7 @@ def test_idle_sequences_leave_no_session(triton: Triton, ticker_package: Path) -
     for sequence in range(1, 9):
         step(triton, name, 0, sequence, sequence_start=True)
     assert triton.sessions(name) == 8
-    wait_until(lambda: triton.sessions(name) == 0, 5)
+    assert eventually(lambda: triton.sessions(name) == 0, 5)
     with pytest.raises(InferenceServerException, match="START flag"):
         step(triton, name, 1, 1)
     assert step(triton, name, 0, 1, sequence_start=True, sequence_end=True).shape == (1, ticker.WIDTH)
@@ -124,7 +116,7 @@ def test_a_sequence_that_begins_again_and_again_leaves_few_sessions(triton: Trit
     name = triton.add("again", ticker_package, "max_batch_size: 8\n" + SEQUENCES.format(idle=600_000_000, most=2))
     for _ in range(10):
         step(triton, name, 0, 1, sequence_start=True)
-    wait_until(lambda: triton.sessions(name) == 4)
+    assert eventually(lambda: triton.sessions(name) == 4, 10)
     triton.http.unload_model(name)
 
 
@@ -134,7 +126,7 @@ def test_an_unloaded_model_leaves_no_session(triton: Triton, ticker_package: Pat
         step(triton, name, 0, sequence, sequence_start=True)
     assert triton.sessions(name) == 4
     triton.http.unload_model(name)
-    wait_until(lambda: triton.sessions(name) == -1, 20)  # with the model goes its metric
+    assert eventually(lambda: triton.sessions(name) == -1, 20)  # with the model goes its metric
     triton.load(name)
     assert triton.sessions(name) == 0
     with pytest.raises(InferenceServerException, match="START flag"):

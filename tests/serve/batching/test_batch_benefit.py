@@ -1,4 +1,4 @@
-"""Requests run together where that is faster, and one by one where it is not."""
+"""Requests run together where that is faster, and one by one where it is not, as measured times say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exportkit.serve.batching.batch_benefit import LEAST_GAIN, TRIALS, WINDOW, BatchBenefit
+from exportkit.serve.batching.batch_benefit import LEAST_GAIN, TRIALS, WINDOW, BatchBenefit, Estimates
 from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.batching.pending import BatchLimits
 from tests.drawn import examples
@@ -75,3 +75,34 @@ def test_what_is_faster_is_found_out_again_when_it_changes():
     assert ran.count(8) < 50
     _, ran = saturated(gains, lambda rows, since: 0.001 + 0.0001 * rows, 5000)
     assert ran[4000:].count(1) < 50
+
+
+# --- how long a batch takes: too short where little is known ---------------------------------------------------------
+
+
+def learnt(*times: float) -> Estimates:
+    estimates = Estimates()
+    for seconds in times:
+        estimates.record("a", 4, seconds, 0.0)
+    return estimates
+
+
+def test_the_mean_follows_a_model_that_became_slower_or_faster_and_no_outlier():
+    assert learnt(*[0.1] * 3, *[0.4] * 20).seconds("a", 4, 0.0) == pytest.approx(0.4, rel=0.01)
+    assert learnt(*[0.4] * 3, *[0.1] * 20).seconds("a", 4, 0.0) == pytest.approx(0.1, rel=0.02)
+    assert learnt(0.01, 0.01, 3600.0).seconds("a", 4, 0.0) < 0.02
+
+
+def test_of_two_measurements_the_lower_is_believed_for_as_many_rows_and_more():
+    for times in ((5.0, 0.5), (0.5, 5.0)):
+        assert [learnt(*times).seconds("a", rows, 0.0) for rows in (2, 3, 4, 5, 64)] == [0.0, 0.5, 0.5, 0.5, 0.5]
+    assert learnt(5.0).seconds("a", 4, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(("seconds", "believed_until"), [(0.01, 1.0), (2.0, 20.0), (600.0, 60.0)])
+def test_a_mean_is_forgotten_when_nothing_confirms_it(seconds: float, believed_until: float):
+    estimates = learnt(seconds, seconds)
+    assert estimates.seconds("a", 4, believed_until) == seconds
+    assert estimates.seconds("a", 4, believed_until + 0.01) == 0.0
+    estimates.record("a", 4, seconds, believed_until + 1)
+    assert estimates.seconds("a", 4, believed_until + 1) == seconds

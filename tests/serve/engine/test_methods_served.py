@@ -30,8 +30,8 @@ def rows(count: int = 2) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.process
-async def test_a_method_without_state_answers_under_its_name(recorder, isolate):
-    async with serving(recorder, isolate=isolate, batch=GATHERING, sequences=NONE) as repository:
+async def test_a_method_without_state_answers_under_its_name(recorder_package, isolate):
+    async with serving(recorder_package, isolate=isolate, batch=GATHERING, sequences=NONE) as repository:
         model = only(repository)
         asked = [rows(), rows(), rows(3)]
         answers = await asyncio.gather(*(model.infer(request(each)) for each in asked))
@@ -53,8 +53,8 @@ async def test_a_method_without_state_answers_under_its_name(recorder, isolate):
     assert metadata["methods"]["fill"]["served_as"] is None
 
 
-async def test_what_is_not_served_is_refused_by_its_name_and_says_why(recorder):
-    async with serving(recorder, sequences=NONE) as repository:
+async def test_what_is_not_served_is_refused_by_its_name_and_says_why(recorder_package):
+    async with serving(recorder_package, sequences=NONE) as repository:
         said = repository.left_out()
         assert said["recorder.push"] == "has state (cache, position, gain), which belongs to a session"
         assert "writes into its input out" in said["recorder.fill"]
@@ -77,8 +77,8 @@ def with_default(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return stateful.write(tmp_path_factory.mktemp("default") / "notes.pt2", name="notes")
 
 
-async def test_the_packages_name_stands_for_the_method_that_a_request_names(recorder, with_default):
-    async with serving(recorder, with_default) as repository:
+async def test_the_packages_name_stands_for_the_method_that_a_request_names(recorder_package, with_default):
+    async with serving(recorder_package, with_default) as repository:
         for package, default in (("recorder", "embed"), ("notes", None)):
             asked = repository.named(package)
             first = await asked.infer(request(rows(), method=default))
@@ -103,8 +103,8 @@ async def test_the_packages_name_stands_for_the_method_that_a_request_names(reco
     assert set(json.loads(config["parameters"]["methods"]["string_value"])) == {"push", "peek", "forward", "fill"}
 
 
-async def test_a_method_that_is_not_there_or_another_than_the_name_says_is_refused(recorder, with_default):
-    async with serving(recorder, with_default) as repository:
+async def test_a_method_that_is_not_there_or_another_than_the_name_says_is_refused(recorder_package, with_default):
+    async with serving(recorder_package, with_default) as repository:
         for name, method, kind, words in [
             ("notes", "none", NotServedError, "the method `none` of notes is not served"),
             ("notes", "fill", NotServedError, "fill` of notes is not served: it writes into its input out"),
@@ -143,8 +143,8 @@ async def test_a_package_that_gets_a_default_method_answers_by_its_name(with_def
             repository.named("notes")
 
 
-async def test_a_package_is_loaded_and_unloaded_as_a_whole(recorder, tmp_path):
-    (tmp_path / "recorder.pt2").write_bytes(recorder.read_bytes())
+async def test_a_package_is_loaded_and_unloaded_as_a_whole(recorder_package, tmp_path):
+    (tmp_path / "recorder.pt2").write_bytes(recorder_package.read_bytes())
     async with serving(repository=tmp_path, sequences=NONE) as repository:
         before = only(repository)
         for change in (repository.load("recorder.embed", {}), repository.unload("recorder.embed")):
@@ -168,7 +168,7 @@ def test_the_default_method_has_the_packages_name():
     assert servable("toy", alone, sequences=False).names == {"score": "toy"}
 
 
-async def test_two_packages_with_the_same_name_for_a_method_are_refused(recorder, tiny_files, tmp_path):
+async def test_two_packages_with_the_same_name_for_a_method_are_refused(recorder_package, tiny_files, tmp_path):
     other = tiny.write(tmp_path / "other.pt2", tiny_files, name="recorder.embed")
     with pytest.raises(UsageError, match=r"would be served as recorder\.embed"):
-        await serving(recorder, other).__aenter__()
+        await serving(recorder_package, other).__aenter__()

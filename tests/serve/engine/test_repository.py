@@ -185,42 +185,31 @@ async def test_a_model_that_is_revoked_is_unloaded_when_it_is_loaded_again(rows_
 # --- exchanging -------------------------------------------------------------------------------------------------------
 
 
-async def asked_all_the_time(repository, work, name="rows"):
-    """Calls `work` while clients ask without a pause. Returns how many answers there were; each must be right."""
+async def test_a_package_is_exchanged_without_losing_a_request(tmp_path):
+    """Clients ask without a pause."""
+    package = rows.write(tmp_path / "rows.pt2", rows.example(2))
     stop, answers = False, 0
+    async with serving(package, batch=BatchLimits(max_rows=8)) as repository:
 
-    async def client():
-        nonlocal answers
-        while not stop:
-            model = repository.model(name)
-            inputs = rows.example(2)
-            with model.admit(200):
-                await asyncio.sleep(0)  # the body arrives, while the model may be exchanged
-                answer = await model.infer(request(inputs))
-            assert equal(tensors(answer), rows.answer(inputs))
-            answers += 1
+        async def client():
+            nonlocal answers
+            while not stop:
+                model = repository.model("rows")
+                inputs = rows.example(2)
+                with model.admit(200):
+                    await asyncio.sleep(0)  # the body arrives, while the model may be exchanged
+                    answer = await model.infer(request(inputs))
+                assert equal(tensors(answer), rows.answer(inputs))
+                answers += 1
 
-    clients = [asyncio.ensure_future(client()) for _ in range(4)]
-    try:
-        await work()
-    finally:
+        clients = [asyncio.ensure_future(client()) for _ in range(4)]
+        first = held = only(repository)
+        for version in ("2", "3"):
+            rows.write(package, rows.example(2), version=version)
+            await repository.load("rows", {})
+            assert only(repository).version == version
         stop = True
         await asyncio.gather(*clients)
-    return answers
-
-
-async def test_a_package_is_exchanged_without_losing_a_request(tmp_path):
-    package = rows.write(tmp_path / "rows.pt2", rows.example(2))
-    async with serving(package, batch=BatchLimits(max_rows=8)) as repository:
-        first = held = only(repository)
-
-        async def exchange():
-            for version in ("2", "3"):
-                rows.write(package, rows.example(2), version=version)
-                await repository.load("rows", {})
-                assert only(repository).version == version
-
-        answers = await asked_all_the_time(repository, exchange)
         inputs = rows.example(1)
         late = await held.infer(request(inputs))  # by one who looked the model up before
         with held.admit(10):

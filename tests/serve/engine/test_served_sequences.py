@@ -29,7 +29,6 @@ from exportkit.serve.statuses import (
     BadRequestError,
     DeadlineError,
     NotOfferedError,
-    NotReadyError,
     NotServedError,
     QueueFullError,
     SequenceError,
@@ -69,17 +68,17 @@ async def push(model: ServedModel, x: torch.Tensor, sequence: Any, **more: Any) 
     return tensors(answer)["0"]
 
 
-def as_a_session_answers(recorder: Path, given: Iterable[torch.Tensor], answers: Iterable[torch.Tensor]) -> bool:
+def as_a_session_answers(package: Path, given: Iterable[torch.Tensor], answers: Iterable[torch.Tensor]) -> bool:
     given = list(given)
-    with exportkit.load(recorder) as model, model.session(batch=len(given[0])) as session:
+    with exportkit.load(package) as model, model.session(batch=len(given[0])) as session:
         return all(torch.equal(session.push(x), answer) for x, answer in zip(given, answers, strict=True))
 
 
 @pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.process
-async def test_two_interleaved_sequences_equal_two_sessions(recorder, isolate):
+async def test_two_interleaved_sequences_equal_two_sessions(recorder_package, isolate):
     """A number and its text are two ids."""
-    async with serving(recorder, isolate=isolate) as (repository, model, sequences):
+    async with serving(recorder_package, isolate=isolate) as (repository, model, sequences):
         answers: dict[Any, list[torch.Tensor]] = {7: [], "7": []}
         for number in range(5):
             for which, given in enumerate(answers):
@@ -89,7 +88,7 @@ async def test_two_interleaved_sequences_equal_two_sessions(recorder, isolate):
         step = SequenceStep("7", end=True)
         last = tensors(await repository.model("recorder.peek").infer(request(scale, sequence=step)))["0"]
         assert sequences.ended == {"end": 1}
-    with exportkit.load(recorder) as model:
+    with exportkit.load(recorder_package) as model:
         for which, given in enumerate(answers.values()):
             with model.session(batch=2 + which) as session:
                 for number, answer in enumerate(given):
@@ -98,8 +97,8 @@ async def test_two_interleaved_sequences_equal_two_sessions(recorder, isolate):
         assert torch.equal(last, peeked)
 
 
-async def test_steps_that_come_at_the_same_time_run_in_their_order_and_count_as_what_waits(recorder):
-    async with serving(recorder, runners=4) as (_, model, _):
+async def test_steps_that_come_at_the_same_time_run_in_their_order_and_count_as_what_waits(recorder_package):
+    async with serving(recorder_package, runners=4) as (_, model, _):
         steps = [push(model, rows(number), 1, start=number == 0, end=number == 5) for number in range(6)]
         others = [push(model, rows(number), 2, start=number == 0, end=number == 5) for number in range(6)]
         asked = [asyncio.ensure_future(each) for pair in zip(steps, others) for each in pair]
@@ -108,11 +107,11 @@ async def test_steps_that_come_at_the_same_time_run_in_their_order_and_count_as_
         found = await asyncio.gather(*asked)
         assert (model.counted.queued_rows, model.counted.pending, model.counted.queued_bytes) == (0, 0, 0)
     for which in (0, 1):
-        assert as_a_session_answers(recorder, map(rows, range(6)), found[which::2])
+        assert as_a_session_answers(recorder_package, map(rows, range(6)), found[which::2])
 
 
-async def test_what_is_refused_says_why_and_changes_nothing(recorder):
-    async with serving(recorder, limits=SequenceLimits(most_bytes=500)) as (repository, model, sequences):
+async def test_what_is_refused_says_why_and_changes_nothing(recorder_package):
+    async with serving(recorder_package, limits=SequenceLimits(most_bytes=500)) as (repository, model, sequences):
         with pytest.raises(BadRequestError, match="keeps state, which belongs to a sequence") as missing:
             await model.infer(request({"x": rows(0)}))
         assert "sequence_start" in missing.value.text
@@ -125,6 +124,9 @@ async def test_what_is_refused_says_why_and_changes_nothing(recorder):
             await push(model, rows(0), 1)
         assert (sequences.count, sequences.state_bytes) == (0, 0)
         await push(model, rows(0), 1, start=True)
+        await push(model, rows(0), 2, start=True)
+        with pytest.raises(QueueFullError, match="has 464 bytes, and at most 500 may be"):
+            await push(model, rows(0), 3, start=True)
         with pytest.raises(SequenceError, match="has no sequence 1"):
             await push(model, rows(0), 1, owner="another key")
         with pytest.raises(BadRequestError, match="began with batch=2, and this request has 3"):
@@ -143,13 +145,13 @@ async def test_what_is_refused_says_why_and_changes_nothing(recorder):
         with pytest.raises(SequenceError, match="its last step was answered"):
             await push(model, rows(0), 1)
         assert (model.counted.queued_rows, model.counted.pending, model.counted.queued_bytes) == (0, 0, 0)
-    with exportkit.load(recorder) as model, model.session(batch=2) as session:
+    with exportkit.load(recorder_package) as model, model.session(batch=2) as session:
         session.push(rows(0))
         assert torch.equal(last, session.push(rows(1)))
 
 
-async def test_a_step_that_fails_ends_its_sequence_and_no_other(recorder):
-    async with serving(recorder) as (_, model, sequences):
+async def test_a_step_that_fails_ends_its_sequence_and_no_other(recorder_package):
+    async with serving(recorder_package) as (_, model, sequences):
         await push(model, rows(0), 2, start=True)
         steps = [push(model, rows(number), 1, start=number == 0) for number in range(9)]
         found = await asyncio.gather(*steps, return_exceptions=True)
@@ -162,30 +164,7 @@ async def test_a_step_that_fails_ends_its_sequence_and_no_other(recorder):
         assert sequences.ended == {"failed": 1}
         assert model.counted.failures["sequence"].count == 3
         last = await push(model, rows(0), 1, start=True)
-    assert as_a_session_answers(recorder, [rows(0)], [last])
-
-
-SIZE = 232  # of two rows' state
-
-
-@pytest.mark.parametrize(
-    ("limits", "words"),
-    [
-        (SequenceLimits(most=2), "there are 2 sequences, and at most 2 may be"),
-        (SequenceLimits(most_bytes=2 * SIZE + 1), f"has {2 * SIZE} bytes, and at most {2 * SIZE + 1} may be"),
-    ],
-)
-async def test_limits_refuse_what_is_new_and_nothing_else(recorder, limits, words):
-    async with serving(recorder, limits=limits) as (_, model, sequences):
-        await push(model, rows(0), 1, start=True)
-        await push(model, rows(0), 2, start=True)
-        assert sequences.state_bytes == 2 * SIZE
-        with pytest.raises(QueueFullError, match=words):
-            await push(model, rows(0), 3, start=True)
-        await push(model, rows(0), 2, start=True)  # in its own place
-        await push(model, rows(0), 1, end=True)
-        await push(model, rows(0), 3, start=True)
-        assert sequences.ended == {"restarted": 1, "end": 1}
+    assert as_a_session_answers(recorder_package, [rows(0)], [last])
 
 
 async def test_recorded_sequences_are_replayed_before_a_model_is_ready(monkeypatch):
@@ -202,8 +181,8 @@ async def test_recorded_sequences_are_replayed_before_a_model_is_ready(monkeypat
         await asking.serving(package).__aenter__()
 
 
-async def test_an_idle_sequence_ends_and_says_so(recorder):
-    async with serving(recorder, limits=SOON) as (_, model, sequences):
+async def test_an_idle_sequence_ends_and_says_so(recorder_package):
+    async with serving(recorder_package, limits=SOON) as (_, model, sequences):
         await push(model, rows(0), 1, start=True)
         for _ in range(4):
             await asyncio.sleep(0.1)
@@ -216,9 +195,9 @@ async def test_an_idle_sequence_ends_and_says_so(recorder):
             await push(model, rows(0), 1)
 
 
-async def test_a_step_whose_answer_nobody_gets_ends_its_sequence(recorder):
+async def test_a_step_whose_answer_nobody_gets_ends_its_sequence(recorder_package):
     """Its client leaves, its timeout passes, or its answer cannot be sent."""
-    async with serving(recorder) as (repository, model, sequences):
+    async with serving(recorder_package) as (repository, model, sequences):
         await push(model, rows(0), 1, start=True)
         leaves = [asyncio.ensure_future(push(model, rows(0), 1)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -240,8 +219,8 @@ async def test_a_step_whose_answer_nobody_gets_ends_its_sequence(recorder):
 
 
 @pytest.mark.process
-async def test_a_lost_worker_ends_its_sequences_with_a_status(recorder):
-    async with serving(recorder, isolate=True) as (repository, model, sequences):
+async def test_a_lost_worker_ends_its_sequences_with_a_status(recorder_package):
+    async with serving(recorder_package, isolate=True) as (repository, model, sequences):
         for sequence in (1, 2):
             await push(model, rows(0), sequence, start=True)
         (replica,) = model.package.replicas
@@ -253,14 +232,14 @@ async def test_a_lost_worker_ends_its_sequences_with_a_status(recorder):
         with pytest.raises(SequenceError, match="the process with its state died"):
             await push(model, rows(0), 2)
         last = await push(model, rows(0), 2, start=True)
-    assert as_a_session_answers(recorder, [rows(0)], [last])
+    assert as_a_session_answers(recorder_package, [rows(0)], [last])
 
 
-async def test_a_sequence_goes_on_with_the_load_that_it_began_with(recorder, tmp_path):
+async def test_a_sequence_goes_on_with_the_load_that_it_began_with(recorder_package, tmp_path):
     def put(version: str) -> None:
         folder = tmp_path / "recorder" / version
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(recorder, folder / "new")
+        shutil.copy(recorder_package, folder / "new")
         (folder / "new").replace(folder / "model.pt2")
 
     put("1")
@@ -288,28 +267,11 @@ async def test_a_sequence_goes_on_with_the_load_that_it_began_with(recorder, tmp
             found.append(await push(newer, rows(3), 1, end=True))
         await until(lambda: before.package.closed)
         await push(before, rows(0), 2, end=True)  # was looked up before
-    assert as_a_session_answers(recorder, map(rows, range(4)), found)
+    assert as_a_session_answers(recorder_package, map(rows, range(4)), found)
 
 
-async def test_a_drain_answers_sequences_within_a_limit(recorder):
-    async with serving(recorder, limits=SequenceLimits(finish_seconds=0.3)) as (repository, model, sequences):
-        await push(model, rows(0), 1, start=True)
-        draining = asyncio.ensure_future(repository.drain())
-        await asyncio.sleep(0.05)
-        assert not repository.ready
-        with model.admit(10):
-            await push(model, rows(1), 1)
-        with pytest.raises(NotReadyError, match="begins any more: the server drains"):
-            await push(model, rows(0), 2, start=True)
-        assert not draining.done()
-        await draining
-        assert sequences.ended == {"unloaded": 1}
-        with pytest.raises(NotReadyError), model.admit(10):
-            pytest.fail("it was admitted")
-
-
-async def test_each_sequence_stays_on_the_replica_that_began_it(recorder):
-    async with serving(recorder, devices=("cpu", "cpu")) as (_, model, sequences):
+async def test_each_sequence_stays_on_the_replica_that_began_it(recorder_package):
+    async with serving(recorder_package, devices=("cpu", "cpu")) as (_, model, sequences):
         for sequence in range(1, 5):
             await push(model, rows(0), sequence, start=True)
         for _ in range(3):
@@ -320,7 +282,7 @@ async def test_each_sequence_stays_on_the_replica_that_began_it(recorder):
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_whatever_clients_do_each_answer_is_of_its_own_state(recorder, seed):
+async def test_whatever_clients_do_each_answer_is_of_its_own_state(recorder_package, seed):
     """They begin, go on, leave, come too late, send what is refused, and two keys use the same ids."""
     draw, log = random.Random(seed), []
 
@@ -351,14 +313,14 @@ async def test_whatever_clients_do_each_answer_is_of_its_own_state(recorder, see
                 given = None
             await asyncio.sleep(0)
 
-    async with serving(recorder, limits=SOON, runners=2) as (_, model, sequences):
+    async with serving(recorder_package, limits=SOON, runners=2) as (_, model, sequences):
         names = [(owner, each) for owner in ("a", "b") for each in (7, "7", 8)]
         await asyncio.gather(*(client(model, *name) for name in names))
         await until(lambda: not sequences.count)
         assert sequences.state_bytes == 0
         assert (model.counted.queued_rows, model.counted.queued_bytes, model.counted.pending) == (0, 0, 0)
     assert len(log) > 50
-    with exportkit.load(recorder) as model:
+    with exportkit.load(recorder_package) as model:
         for given, answer in log:
             with model.session(batch=2) as session:
                 for x in given:

@@ -11,7 +11,9 @@ import torch
 
 from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.engine.served import ServedModel
-from exportkit.serve.statuses import BackendError, DeadlineError, NotReadyError, QueueFullError, TooLargeError
+from exportkit.serve.engine.statistics import Statistics
+from exportkit.serve.protocol.inference import InferTiming
+from exportkit.serve.statuses import DeadlineError, NotReadyError, QueueFullError, TooLargeError
 from tests.runtime import meeting
 from tests.serve.engine.asking import equal, only, request, serving, serving_model, tensors, until
 
@@ -92,22 +94,6 @@ async def test_priority_1_is_served_before_the_default(meeting_package):
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
-
-
-async def test_one_bad_request_fails_alone(meeting_package):
-    async with serving_model(meeting_package) as model:
-        async with busy(model):
-            bad = asyncio.ensure_future(model.infer(request(call(first=FAILS))))
-            await asyncio.sleep(0)
-            good = [call() for _ in range(5)]
-            answers = [asyncio.ensure_future(model.infer(request(each))) for each in good]
-            await until(lambda: model.counted.pending == 6)
-        done = await asyncio.gather(*answers)
-        with pytest.raises(BackendError) as failure:
-            await bad
-    assert all(equal(tensors(answer), answered(each)) for each, answer in zip(good, done))
-    assert "the compiled model failed on (float32[1, 8], float32[1, 8, 2])" in failure.value.message
-    assert (model.counted.failures["backend"].count, model.counted.success.count) == (1, 6)
 
 
 async def test_a_cancelled_request_leaves_the_queue_and_the_others_are_answered(meeting_package):
@@ -216,3 +202,32 @@ async def test_draining_answers_what_was_accepted_and_accepts_no_more(meeting_pa
         with pytest.raises(NotReadyError):
             await model.infer(request(call()))
     assert all(equal(tensors(answer), answered(each)) for each, answer in zip(inputs, answers))
+
+
+# --- what is counted --------------------------------------------------------------------------------------------------
+
+
+def test_durations_are_sums_in_nanoseconds():
+    counted = Statistics()
+    for seconds in (0.5, 1.5):
+        counted.succeeded(InferTiming(0.25, 0.125, 0.0625, 0.03125, 3), seconds)
+    counted.failed("full")
+    counted.failed("deadline", 0.5)
+    counted.executed(3, compute_input=0.125, compute_infer=0.0625, compute_output=0.03125)
+    told = counted.to_json("m", "1")
+    assert told["inference_stats"]["success"] == {"count": 2, "ns": 2_000_000_000}
+    assert told["inference_stats"]["fail"] == {"count": 2, "ns": 500_000_000}
+    assert told["inference_stats"]["queue"] == {"count": 2, "ns": 500_000_000}
+    assert told["inference_stats"]["compute_infer"] == {"count": 2, "ns": 125_000_000}
+    (batch,) = told["batch_stats"]
+    assert (batch["batch_size"], batch["compute_input"]) == (3, {"count": 1, "ns": 125_000_000})
+    assert (told["inference_count"], told["execution_count"]) == (3, 1)
+
+
+def test_clients_cannot_make_the_list_of_batches_long():
+    counted = Statistics()
+    for rows in range(1, 5000):
+        counted.executed(rows, compute_input=0, compute_infer=0, compute_output=0)
+    assert len(counted.batches) == 256 + 5
+    assert max(counted.batches) == 8192
+    assert counted.rows == 5000 * 4999 // 2

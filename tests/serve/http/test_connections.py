@@ -6,7 +6,7 @@ import itertools
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.operations.observation import Observation
+from tests.runtime.isolation import eventually
 from tests.serve.echo_models import EchoRepository, repository
 from tests.serve.http.asking import infer_body
 from tests.serve.memory import traced_memory
@@ -46,14 +47,6 @@ def answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
     while len(body) < int(headers["content-length"]):
         body += connection.recv(65536)
     return int(status.split()[1]), headers, body
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    """Waits for the server's thread."""
-    until = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")
@@ -164,16 +157,16 @@ def test_clients_that_vanish_leave_the_queue(ours: tuple[Site, EchoRepository]) 
         cancelled = model.cancelled
         with connected(site) as connection:
             connection.sendall((head(Content_Length=len(body), **length) + body) * requests)
-            eventually(lambda: model.running == 1)
+            assert eventually(lambda: model.running == 1)
             vanish(connection)
-            eventually(lambda: model.cancelled == cancelled + 1)  # noqa: B023  (it is called at once)
+            assert eventually(lambda: model.cancelled == cancelled + 1)  # noqa: B023  (it is called at once)
     with connected(site) as connection:  # in the middle of a body
         connection.sendall(head(Content_Length=len(body), **length) + body[:-1])
-        eventually(lambda: model.held == len(body))
-    eventually(lambda: model.held == 0)
+        assert eventually(lambda: model.held == len(body))
+    assert eventually(lambda: model.held == 0)
     with connected(site) as connection:  # what stays is answered
         connection.sendall(head(Content_Length=len(body), **length) + body)
-        eventually(lambda: model.running == 1)
+        assert eventually(lambda: model.running == 1)
         model.release()
         assert answer(connection)[0] == 200
 

@@ -36,17 +36,6 @@ def test_a_port_that_is_in_use_is_refused_and_one_that_was_is_not():
     again.close()
 
 
-def test_a_reserved_port_can_be_bound_by_who_wants_it():
-    reserved = reserve_port("127.0.0.1", 0, "--grpc-port")
-    port = reserved.getsockname()[1]
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port))
-    (listener,) = open_port("127.0.0.1", port, "--grpc-port")
-    reserved.close()
-    socket.create_connection(("127.0.0.1", port)).close()
-    listener.close()
-
-
 def test_an_address_of_another_machine_says_so():
     with pytest.raises(HostError, match=r"192\.0\.2\.1 is not an address of this machine"):
         open_port("192.0.2.1", 0, "--port")

@@ -30,21 +30,23 @@ Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture(scope="module")
-def server(launcher: Launcher, recorder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(
+    launcher: Launcher, recorder_package: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """It has two keys, and takes 40 sequences."""
     keys = tmp_path_factory.mktemp("keys") / "keys.txt"
     keys.write_text(f"{ONE}\n{OTHER}\n")
     keys.chmod(0o600)
-    process = launcher.start(recorder, "--api-keys", keys, "--max-sequences", 40, "--sequence-finish", 0)
+    process = launcher.start(recorder_package, "--api-keys", keys, "--max-sequences", 40, "--sequence-finish", 0)
     yield process.wait_until_ready()
     process.stop()
 
 
 @pytest.fixture(scope="module")
-def expected(recorder: Path) -> dict[int, list[Array]]:
+def expected(recorder_package: Path) -> dict[int, list[Array]]:
     """What sessions answer to the steps of sequences, by their seeds."""
     found = {}
-    with exportkit.load(recorder) as model:
+    with exportkit.load(recorder_package) as model:
         for seed in range(32):
             with model.session(batch=2) as session:
                 found[seed] = [session.push(torch.from_numpy(rows(seed, step))).numpy() for step in range(STEPS)]
@@ -114,26 +116,29 @@ def test_limits_metrics_and_the_log_name_sequences(server: ServerProcess):
     server.until(lambda: [line for line in server.access_log if line.get("sequence") == 41 and line["status"] == 429])
 
 
-def test_a_server_that_drains_answers_sequences_to_their_end(launcher: Launcher, recorder: Path, expected):
-    server = launcher.start(recorder, "--sequence-finish", 20, "--drain-timeout", 60).wait_until_ready()
+def test_a_server_that_drains_answers_sequences_to_their_end(launcher: Launcher, recorder_package: Path, expected):
+    server = launcher.start(recorder_package, "--sequence-finish", 20, "--drain-timeout", 60).wait_until_ready()
     address = "{}:{}".format(*server.address)
 
-    def ask(step: int, last: int) -> Any:
+    def ask(step: int, last: int, sequence: int = 5) -> Any:
         with tritonclient.http.InferenceServerClient(address) as client:  # its connections are closed after answers
             inputs = given(tritonclient.http, 5, step)
-            return client.infer("recorder.push", inputs, **which(5, step, last)).as_numpy("0")
+            return client.infer("recorder.push", inputs, **which(sequence, step, last)).as_numpy("0")
 
     np.testing.assert_array_equal(ask(0, 3), expected[5][0])
     server.signal(signal.SIGTERM)
     server.until(lambda: any(line.startswith("draining") for line in server.report))
+    assert server.ask("/v2/health/ready")[0] == 503
+    with pytest.raises(InferenceServerException, match="begins any more: the server drains"):
+        ask(0, 3, sequence=6)
     for step in (1, 2, 3):
         np.testing.assert_array_equal(ask(step, 3), expected[5][step])
     assert server.wait() == 0
 
 
 @both
-def test_what_clients_left_open_does_not_hold_up_the_end(launcher: Launcher, recorder: Path, protocol: Any):
-    server = launcher.start(recorder, "--sequence-finish", 0).wait_until_ready()
+def test_what_clients_left_open_does_not_hold_up_the_end(launcher: Launcher, recorder_package: Path, protocol: Any):
+    server = launcher.start(recorder_package, "--sequence-finish", 0).wait_until_ready()
     client = protocol.InferenceServerClient(clients(server)[protocol])
     if protocol is tritonclient.grpc:
         client.start_stream(lambda result, error: None)
@@ -173,7 +178,6 @@ def test_what_is_asked_of_a_package_is_said_of_all_its_methods(server: ServerPro
         config = client.get_model_config("recorder.push", **more)
         config = config.get("config", config)
         methods = json.loads(config["parameters"]["methods"]["string_value"])
-        assert methods["push"]["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, stateful.WIDTH]}]
         assert methods["peek"]["served_as"] == "recorder.peek"
         if protocol is tritonclient.http:
             assert metadata["methods"] == methods
@@ -181,6 +185,3 @@ def test_what_is_asked_of_a_package_is_said_of_all_its_methods(server: ServerPro
         assert [each["name"] for each in found] == ["recorder.embed", "recorder.peek", "recorder.push"]
         with pytest.raises(InferenceServerException, match="no default method"):
             client.get_model_config("recorder", **more)
-        for change in (client.load_model, client.unload_model):
-            with pytest.raises(InferenceServerException, match="loaded and unloaded as a whole"):
-                change("recorder.push", headers=bearer())

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import grpc.aio
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -20,10 +19,11 @@ from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.operations.observation import Observation
 from exportkit.serve.operations.tracing import Traces
-from exportkit.serve.request_record import RequestRecord
 from tests.serve.echo_models import repository
 from tests.serve.http.asking import ask, infer_body
 from tests.serve.operations.server_processes import Launcher
+from tests.serve.rpc import echo as rpc
+from tests.serve.rpc.echo import served
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 INFER = "/v2/models/echo/infer"
@@ -78,28 +78,15 @@ def test_names_are_few_and_only_a_failure_of_the_server_is_an_error(
     assert (span.name, span.status.status_code is StatusCode.ERROR) == (name, failed)
 
 
-def test_a_call_over_grpc_is_a_span_and_goes_on_with_the_clients_trace() -> None:
+def test_a_call_over_grpc_is_a_span_and_goes_on_with_the_clients_trace(loop: asyncio.AbstractEventLoop) -> None:
     exporter = InMemorySpanExporter()
     traces = Traces(exporter)
-
-    async def answer(request: bytes, context: Any) -> bytes:
-        traces(RequestRecord("grpc", "the-id", model="echo", version="1"))
-        return request
-
-    async def scenario() -> None:
-        server = grpc.aio.server(interceptors=[traces.interceptor()])
-        handler = grpc.unary_unary_rpc_method_handler(answer)
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("a.B", {"C": handler})])
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            await channel.unary_unary("/a.B/C")(b"x", metadata=[("traceparent", f"00-{TRACE}-{PARENT}-01")])
-        await server.stop(None)
-
-    asyncio.run(scenario())
+    options = {"interceptors": [traces.interceptor()], "observe": lambda _, record: traces(record)}
+    with served(loop, **options) as server, grpc.insecure_channel(server.address) as channel:
+        channel.unary_unary(rpc.INFER)(rpc.request(), metadata=[("traceparent", f"00-{TRACE}-{PARENT}-01")])
     traces.close()
     (span,) = exporter.get_finished_spans()
-    assert (span.name, span.kind) == ("/a.B/C", SpanKind.SERVER)
+    assert (span.name, span.kind) == (rpc.INFER, SpanKind.SERVER)
     assert (span.attributes or {})["exportkit.model"] == "echo"
     assert span.parent is not None
     assert f"{span.parent.span_id:016x}" == PARENT

@@ -25,7 +25,7 @@ from exportkit.serve.page.page_routes import open_paths, page_parts, page_routes
 from exportkit.serve.protocol.inference import InferTiming
 from tests.arr_coc.page.calls import region_call
 from tests.contrast import CONTRASTS
-from tests.runtime import stateful, tiny
+from tests.runtime import tiny
 from tests.serve.page.doubles import Model, Models
 from tests.serve.page.in_thread import Site, served, served_packages
 from tests.serve.page.sent_requests import DTYPES, Recorder
@@ -155,11 +155,10 @@ def test_any_model_can_be_tried(browser: Browser, tiny_package: Path):
             assert shown == pytest.approx(tensor.flatten()[:8].tolist(), rel=1e-5)
 
 
-def test_ones_own_values_are_sent_and_curl_sends_the_same(browser: Browser, tmp_path: Path):
-    package = stateful.write(tmp_path / "recorder.pt2")
+def test_ones_own_values_are_sent_and_curl_sends_the_same(browser: Browser, recorder_package: Path):
     recorder = Recorder()
     with (
-        served_packages(package, around=recorder.around) as site,
+        served_packages(recorder_package, around=recorder.around) as site,
         visit(browser, site, "#/recorder.push/1") as visited,
     ):
         name = visited.page.query_selector_all(".any label b")[-2].inner_text()
@@ -180,11 +179,10 @@ def test_ones_own_values_are_sent_and_curl_sends_the_same(browser: Browser, tmp_
         assert recorder.sent[-1][name].equal(recorder.sent[-2][name])
 
 
-def test_a_sequence_goes_over_the_methods_of_a_package_and_a_refusal_is_shown(browser: Browser, tmp_path: Path):
-    package = stateful.write(tmp_path / "recorder.pt2")
+def test_a_sequence_goes_over_the_methods_of_a_package_and_a_refusal_is_shown(browser: Browser, recorder_package: Path):
     recorder = Recorder()
     with (
-        served_packages(package, around=recorder.around) as site,
+        served_packages(recorder_package, around=recorder.around) as site,
         visit(browser, site, "#/recorder.push/1") as visited,
     ):
         visited.expected = ("Failed to load resource: the server responded with a status of 409",)
@@ -201,7 +199,7 @@ def test_a_sequence_goes_over_the_methods_of_a_package_and_a_refusal_is_shown(br
         assert visited.page.get_by_label("sequence").input_value() == "start"
         steps = [(each["sequence_start"], each["sequence_end"]) for each in recorder.parameters]
         assert steps == [(False, False), (True, False), (False, False), (False, True)]
-        with exportkit.load(package) as model, model.session(batch=1) as session:
+        with exportkit.load(recorder_package) as model, model.session(batch=1) as session:
             session.push(recorder.sent[1]["x"])
             session.push(recorder.sent[2]["x"])
             expected = session.peek(recorder.sent[3]["scale"]).flatten()

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exportkit.package.dtypes import DTYPES
 from exportkit.serve.http.infer_endpoint import encode_answer
+from exportkit.serve.protocol.datatypes import datatype_of, dtype_of, item_size
 from exportkit.serve.protocol.http_request import body_buffer, header_length_of
 from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms, scheduling
@@ -350,6 +352,25 @@ def test_an_answer_that_json_cannot_hold_says_how_to_ask_for_it(bad: float) -> N
         with pytest.raises(BadRequestError, match=r"(?s)`y` has NaN or infinity.*`binary_data`: true"):
             encode_answer(answer, OutputForms(OutputForm(binary=False), {}))
         assert encode_answer(answer, OutputForms(OutputForm(binary=True), {}))[0] is not None
+
+
+# --- datatypes --------------------------------------------------------------------------------------------------------
+
+
+def test_dtypes_of_packages_have_a_datatype_or_are_refused_by_name() -> None:
+    refused = {dtype for dtype in DTYPES if dtype.startswith(("complex", "float8"))}
+    for dtype in DTYPES - refused:
+        assert dtype_of(datatype_of(dtype)) == dtype
+    for dtype in refused:
+        with pytest.raises(NotOfferedError, match=rf"no datatype for {dtype}; .*float32"):
+            datatype_of(dtype)
+
+
+def test_text_and_unknown_datatypes_are_refused_by_name() -> None:
+    with pytest.raises(NotOfferedError, match="BYTES is for text"):
+        dtype_of("BYTES")
+    with pytest.raises(BadRequestError, match=r"no datatype `fp32`; allowed are BOOL, .*FP64"):
+        item_size("fp32")
 
 
 # --- the same rules for gRPC ------------------------------------------------------------------------------------------

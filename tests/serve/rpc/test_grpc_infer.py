@@ -131,7 +131,6 @@ REFUSED = {
         r"1 `raw_input_contents` for 2 inputs",
     ),
     "a content too many": (message(X, raw_input_contents=[bytes(8)] * 2), r"2 `raw_input_contents` for 1 inputs"),
-    "contents without inputs": (message(raw_input_contents=[b""]), r"1 `raw_input_contents` for 0 inputs"),
     "no contents": (message(X), "0 values"),
     "the same input twice": (message(X, X, raw_input_contents=[bytes(8)] * 2), "two inputs `x`"),
     "typed and raw": (
@@ -143,7 +142,6 @@ REFUSED = {
     "INT8 beyond its range": (message(typed("x", "INT8", [1], int_contents=[128])), "-128 to 127"),
     "too few values": (message(typed("x", "INT8", [2], int_contents=[1])), "has 1 values"),
     "a timeout of text": (with_parameter("timeout", string_param="1"), "`timeout`"),
-    "a priority that is a number with a point": (with_parameter("priority", double_param=1.0), "`priority`"),
     "a priority without a value": (with_parameter("priority", int64_param=1, bool_param=True), "`priority`"),
     "a reserved parameter": (with_parameter("triton_x", int64_param=1), "reserved"),
 }
