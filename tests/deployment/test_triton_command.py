@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from exportkit.deployment import triton
 from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.signing import sign_package
+from tests import commands
 from tests.artifacts import ROOT, artifact
 from tests.package import samples, stateful_samples
 from tests.package.signers import signer
@@ -53,30 +54,40 @@ def package(path: Path, **changes: Any) -> Path:
     return path
 
 
-def written(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main(["triton", "--json", *map(str, arguments)]) == 0
-    said: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return said
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """The repository."""
+    return tmp_path / "mo dels"
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(backend: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs `exportkit triton` for a package and the repository. Returns the exit code, stdout and stderr."""
+    return lambda path, *more: commands.run(capsys, "triton", path, "-o", models, *more)
+
+
+def written(command: Command, path: Path, *more: object) -> dict[str, Any]:
+    code, said, _ = command(path, "--json", *more)
+    assert code == 0
+    return json.loads(said)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def config(folder: Path) -> Any:
-    return text_format.Parse((folder / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
-
-
 # --- the repository ---------------------------------------------------------------------------------------------------
 
 
 def test_the_folder_has_the_package_its_signatures_and_what_names_the_backend(
-    backend: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: Command, models: Path, tmp_path: Path
 ):
-    path, models = package(tmp_path / "p.pt2"), tmp_path / "models"
+    path = package(tmp_path / "p.pt2")
     sign_package(path, signer(tmp_path).key)
-    said = written(capsys, path, "-o", models)
+    said = written(command, path)
     assert said["models"] == [{"name": "toy", "method": "forward", "folder": str(models / "toy"), "written": True}]
     signature = path.with_name("p.pt2.sig").read_bytes()
     assert contents(models) == {
@@ -88,120 +99,107 @@ def test_the_folder_has_the_package_its_signatures_and_what_names_the_backend(
     elsewhere.write_bytes(signature)
     path.with_name("p.pt2.sig").unlink()
     trusted = ["--public-key", tmp_path / "release.pem", "--signature", elsewhere]
-    assert not written(capsys, path, "-o", models, *trusted)["models"][0]["written"]
+    assert not written(command, path, *trusted)["models"][0]["written"]
 
 
-def test_methods_and_options_become_models_and_parameters(
-    backend: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_methods_and_options_become_models_and_parameters(command: Command, models: Path, tmp_path: Path):
     whole = stateful_samples.manifest()
     score = m.PackagedMethod(name="score", call=samples.manifest().call, state=())
     constants = {**whole.targets[0].constants, "score": {}}
     targets = (msgspec.structs.replace(whole.targets[0], constants=constants),)
     records = {**stateful_samples.RECORDS, "data/aotinductor/score.cpu_v3/model.wrapper.so": b"score"}
-    path, models = tmp_path / "p.pt2", tmp_path / "models"
+    path = tmp_path / "p.pt2"
     write_package(path, msgspec.structs.replace(whole, methods=(*whole.methods, score), targets=targets), records)
-    options = ["--method", "forward", "--method", "score", "--threads", "2", "--cuda-graphs"]
-    said = written(capsys, path, "-o", models, *options)
+    said = written(command, path, "--method", "forward", "--method", "score", "--threads", "2", "--cuda-graphs")
     named = [(model["name"], model["method"]) for model in said["models"]]
     assert named == [("toy", "forward"), ("toy.score", "score")]
     for name, method in (("toy", {}), ("toy.score", {"method": "score"})):
-        made = config(models / name)
+        made = text_format.Parse((models / name / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
         assert made.backend == "exportkit"
         given = {key: value.string_value for key, value in made.parameters.items()}
         assert given == {**method, "threads": "2", "cuda_graphs": "true"}
         assert (models / name / "1" / "model.pt2").read_bytes() == path.read_bytes()
-    assert main(["triton", str(path), "-o", str(models), "--method", "encode"]) == 2
-    assert "toy has no method encode" in capsys.readouterr().err
+    code, _, said = command(path, "--method", "encode")
+    assert (code, "toy has no method encode" in said) == (2, True)
 
 
-def test_a_model_that_is_there_stays_and_another_one_is_refused(
-    backend: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    path, models = package(tmp_path / "p.pt2"), tmp_path / "models"
-    assert written(capsys, path, "-o", models)["models"][0]["written"]
+def test_a_model_that_is_there_stays_and_another_one_is_refused(command: Command, models: Path, tmp_path: Path):
+    path = package(tmp_path / "p.pt2")
+    assert written(command, path)["models"][0]["written"]
     before = contents(models)
-    assert not written(capsys, path, "-o", models)["models"][0]["written"]
+    assert not written(command, path)["models"][0]["written"]
     for other in (["--threads", "1"], []):
-        assert main(["triton", str(path), "-o", str(models), *other]) == 2
-        assert "exists, and is another model" in capsys.readouterr().err
+        code, _, said = command(path, *other)
+        assert (code, "exists, and is another model" in said) == (2, True)
         package(path, version="2")
     assert contents(models) == before
     assert [entry.name for entry in models.iterdir()] == ["toy"]
-    assert main(["triton", str(path), "-o", str(tmp_path / "no" / "models")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
+    code, _, said = command(path, "-o", tmp_path / "no" / "models")
+    assert (code, "there is no folder" in said) == (2, True)
 
 
-def test_what_does_not_run_here_is_refused_unless_it_is_for_a_gpu(
-    backend: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_what_does_not_run_here_is_refused_unless_it_is_for_a_gpu(command: Command, models: Path, tmp_path: Path):
     bare = {name: data for name, data in samples.RECORDS.items() if name != samples.LIBRARY}
     write_package(tmp_path / "bare.pt2", samples.manifest(libraries=()), bare)
     write_package(tmp_path / "sidecar.pt2", samples.sidecar(), samples.SIDECAR_RECORDS)
     package(tmp_path / "new.pt2", targets=(samples.target(needs_torch="9.0"),))
     gpu = samples.target(device="cuda", cpu_isa=None, cuda_architecture="sm_90")
     package(tmp_path / "gpu.pt2", targets=(gpu,))
-    for name, code, message in (
+    for name, wanted, message in (
         ("bare", 2, "`exportkit package`"),
         ("sidecar", 2, "no compiled target"),
         ("new", 4, "no target of the package runs here"),
         ("gpu", 0, ""),
     ):
-        assert main(["triton", str(tmp_path / f"{name}.pt2"), "-o", str(tmp_path / name)]) == code
-        assert message in capsys.readouterr().err
-        assert (tmp_path / name).exists() == (code == 0)
+        code, _, said = command(tmp_path / f"{name}.pt2")
+        assert (code, message in said, models.exists()) == (wanted, True, code == 0)
 
 
-def test_nothing_of_a_changed_or_unsigned_package_is_written(
-    backend: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_nothing_of_a_changed_or_unsigned_package_is_written(command: Command, models: Path, tmp_path: Path):
     path, other = package(tmp_path / "p.pt2"), signer(tmp_path, "other")
-    arguments = ["triton", str(path), "-o", str(tmp_path / "models")]
-    assert main([*arguments, "--public-key", str(other.public)]) == 3
-    assert "p.pt2 is not signed as the caller requires" in capsys.readouterr().err
+    code, _, said = command(path, "--public-key", other.public)
+    assert (code, "p.pt2 is not signed as the caller requires" in said) == (3, True)
     with PackageReader(path) as reader:
         offset = reader.data_offset(samples.LIBRARY)
     with path.open("r+b") as file:
         file.seek(offset + 1)
         file.write(b"?")
-    assert main(arguments) == 3
-    assert not (tmp_path / "models").exists()
+    assert command(path)[0] == 3
+    assert not models.exists()
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_is_for_this_torch_and_has_the_key_and_the_options(
-    backend: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: Command, backend: Path, models: Path, tmp_path: Path
 ):
     path, release, next_one = package(tmp_path / "p.pt2"), signer(tmp_path), signer(tmp_path, "next")
     sign_package(path, release.key)
     keys = [f"--public-key={each.public}" for each in (release, next_one)]
-    arguments = [str(path), "-o", str(tmp_path / "mo dels"), *keys]
-    said = written(capsys, *arguments, "--", "--http-port=9000")
+    said = written(command, path, *keys, "--", "--http-port=9000")
     assert f"--backend-directory={backend}" in said["arguments"]
     assert f"--backend-config=exportkit,public-key={release.public}:{next_one.public}" in said["arguments"]
     assert said["arguments"][-1] == "--http-port=9000"
-    assert main(["triton", *arguments]) == 0
-    line = shlex.split(capsys.readouterr().out.split("\n", 1)[1].replace("\\\n", ""))
+    line = shlex.split(command(path, *keys)[1].split("\n", 1)[1].replace("\\\n", ""))
     program = line.index(said["arguments"][0])
     assert len(line[program:]) == len(said["arguments"]) - 1
-    assert f"--model-repository={tmp_path}/mo dels" in line
+    assert f"--model-repository={models}" in line
     assert dict(item.split("=", 1) for item in line[:program]) == said["environment"]
 
 
 def test_an_installation_without_the_backend_and_a_machine_without_triton_say_so(
-    backend: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, backend: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(triton, "_find_program", lambda: "no-tritonserver")
-    arguments = ["triton", str(package(tmp_path / "p.pt2")), "-o", str(tmp_path / "models")]
-    assert main(arguments) == 0
-    assert "Triton is not on this machine" in capsys.readouterr().err
-    assert main([*arguments, "--run"]) == 4
-    assert "neither on PATH" in capsys.readouterr().err
+    path = package(tmp_path / "p.pt2")
+    code, _, said = command(path)
+    assert (code, "Triton is not on this machine" in said) == (0, True)
+    code, _, said = command(path, "--run")
+    assert (code, "neither on PATH" in said) == (4, True)
     backend.rename(backend.with_name("gone"))
-    assert main(arguments) == 4
-    assert "no backend of Triton for torch" in capsys.readouterr().err
+    code, _, said = command(path)
+    assert (code, "no backend of Triton for torch" in said) == (4, True)
 
 
 def test_the_command_imports_no_torch(tmp_path: Path):

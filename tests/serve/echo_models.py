@@ -16,7 +16,6 @@ from exportkit.serve.statuses import (
     NotReadyError,
     NotServedError,
     QueueFullError,
-    ServeError,
 )
 
 Compute = Callable[[InferRequest], Sequence[OutputTensor]]
@@ -35,7 +34,6 @@ class EchoModel:
         requests: What it was asked.
         reserved: The bytes for which room was asked; it has `room`, of which `held` are taken.
         running, cancelled: The number of requests that wait to be released, and of those that were cancelled.
-        refusal: What `admit` raises.
         failure: What `infer` raises.
     """
 
@@ -52,7 +50,6 @@ class EchoModel:
         self.reserved: list[int] = []
         self.held, self.room = 0, 1 << 50
         self.running = self.cancelled = 0
-        self.refusal: ServeError | None = None
         self.failure: Exception | None = None
         self._gate = asyncio.Event()
         self._gate.set()
@@ -73,8 +70,6 @@ class EchoModel:
     def admit(self, size: int, *, waits: bool = False) -> Iterator[None]:
         if not self.ready:
             raise NotReadyError(f"the model {self.name} drains")
-        if self.refusal is not None:
-            raise self.refusal
         if self.held + size > self.room:
             raise QueueFullError("as many bytes wait as may")
         self.reserved.append(size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import queue
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -124,7 +123,7 @@ CASES: dict[str, list[Case]] = {
     "plugin": [Case((), None)],
     "close": [Case((), None)],
 }
-ELSEWHERE = {  # in the tests below
+ELSEWHERE = {  # in the tests below; what makes and reads bodies, in protocol/test_client_bodies.py
     "HTTP": {"async_infer", "generate_request_body", "parse_response_body", "unregister_plugin"},
     "HTTP, aio": {"generate_request_body", "parse_response_body", "unregister_plugin"},
     "gRPC": {"async_infer", "start_stream", "stop_stream", "async_stream_infer", "unregister_plugin"},
@@ -215,19 +214,6 @@ def test_async_infer_answers(blocking: tuple[str, Any], model: str, expected: An
         return result
 
     check(outcome, expected)
-
-
-@pytest.mark.parametrize("client", HTTP)
-def test_bodies_that_other_http_clients_send(site: Site, client: str) -> None:
-    reader = CLIENTS[client].InferenceServerClient
-    body, json_length = reader.generate_request_body(inputs(client))
-    connection = http.client.HTTPConnection("127.0.0.1", site.port)
-    headers = {"Inference-Header-Content-Length": str(json_length)}
-    connection.request("POST", "/v2/models/echo/infer", body, headers)
-    answer = connection.getresponse()
-    length = int(answer.headers["Inference-Header-Content-Length"])
-    assert is_x(reader.parse_response_body(answer.read(), header_length=length))
-    connection.close()
 
 
 # --- gRPC -------------------------------------------------------------------------------------------------------------

@@ -90,15 +90,6 @@ def test_an_id_may_be_used_again(triton: Triton, ticks: str) -> None:
     assert not torch.equal(step(triton, ticks, 0, 7, sequence_end=True), first)
 
 
-def test_wrong_inputs_leave_the_state_as_it_was(triton: Triton, ticks: str, ticker_package: Path) -> None:
-    with exportkit.load(ticker_package) as model, model.session(batch=1) as session:
-        wanted = [session(**ticker.inputs(seed)) for seed in range(2)]
-    assert torch.equal(step(triton, ticks, 0, "kept", sequence_start=True), wanted[0])
-    with pytest.raises(InferenceServerException, match=r"batch.size.*1"):  # Triton's own rule
-        infer(triton.http, ticks, ticker.inputs(1, rows=2), sequence_id="kept")
-    assert torch.equal(step(triton, ticks, 1, "kept", sequence_end=True), wanted[1])
-
-
 def test_idle_sequences_leave_no_session(triton: Triton, ticker_package: Path) -> None:
     """Of their end the backend hears nothing."""
     name = triton.add("idle", ticker_package, "max_batch_size: 8\n" + SEQUENCES.format(idle=200_000, most=16))
@@ -144,13 +135,16 @@ def push(triton: Triton, model: str, rows: int, sequence: Any, **flags: bool) ->
     return infer(triton.http, model, {"x": torch.ones(rows, stateful.WIDTH)}, sequence_id=sequence, **flags)["0"]
 
 
-def test_state_without_rows_has_the_sizes_of_the_first_step(triton: Triton, pushes: str) -> None:
+def test_state_without_rows_has_the_sizes_of_the_first_step_and_others_leave_it(triton: Triton, pushes: str) -> None:
     eager = {rows: stateful.Recorder(rows) for rows in (1, 3)}
     for turn in range(3):
         for rows, module in eager.items():
             wanted = module.push(torch.ones(rows, stateful.WIDTH))
             answer = push(triton, pushes, rows, rows, sequence_start=turn == 0, sequence_end=turn == 2)
             torch.testing.assert_close(answer, wanted)
+            if turn < 2:
+                with pytest.raises(InferenceServerException, match="batch"):
+                    push(triton, pushes, 2, rows)
     assert triton.sessions(pushes) == 0
 
 

@@ -97,12 +97,3 @@ def test_of_two_measurements_the_lower_is_believed_for_as_many_rows_and_more():
     for times in ((5.0, 0.5), (0.5, 5.0)):
         assert [learnt(*times).seconds("a", rows, 0.0) for rows in (2, 3, 4, 5, 64)] == [0.0, 0.5, 0.5, 0.5, 0.5]
     assert learnt(5.0).seconds("a", 4, 0.0) == 0.0
-
-
-@pytest.mark.parametrize(("seconds", "believed_until"), [(0.01, 1.0), (2.0, 20.0), (600.0, 60.0)])
-def test_a_mean_is_forgotten_when_nothing_confirms_it(seconds: float, believed_until: float):
-    estimates = learnt(seconds, seconds)
-    assert estimates.seconds("a", 4, believed_until) == seconds
-    assert estimates.seconds("a", 4, believed_until + 0.01) == 0.0
-    estimates.record("a", 4, seconds, believed_until + 1)
-    assert estimates.seconds("a", 4, believed_until + 1) == seconds

@@ -6,15 +6,8 @@ import asyncio
 import http.client
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    closing,
-    contextmanager,
-    nullcontext,
-)
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,20 +55,21 @@ class Site:
 
 
 @asynccontextmanager
-async def listening_server(application: Any) -> AsyncIterator[Site]:
+async def _listening(opened: AbstractAsyncContextManager[Any]) -> AsyncIterator[Site]:
     """Serves an ASGI application in the caller's event loop."""
-    server = HttpServer(application, max_connections=1024, tls=None)
-    sockets = open_port("127.0.0.1", 0, "--port")
-    port = sockets[0].getsockname()[1]
-    await server.listen(sockets)
-    yield Site(port)
-    await server.finish()
+    async with opened as application:
+        server = HttpServer(application, max_connections=1024, tls=None)
+        sockets = open_port("127.0.0.1", 0, "--port")
+        port = sockets[0].getsockname()[1]
+        await server.listen(sockets)
+        yield Site(port)
+        await server.finish()
 
 
 @contextmanager
 def served(application: Any) -> Iterator[Site]:
     """Serves an ASGI application until the context is left."""
-    with _in_thread(lambda: nullcontext(application)) as site:
+    with _in_thread(nullcontext(application)) as site:
         yield site
 
 
@@ -91,7 +85,7 @@ def served_packages(*packages: Path, around: Callable[[Any], Any] = lambda appli
         yield around(make_app(repository, HttpOptions(), routes=page_routes(repository)))
         await repository.drain()
 
-    with _in_thread(opened) as site:
+    with _in_thread(opened()) as site:
         yield site
 
 
@@ -110,15 +104,11 @@ def loop_thread() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 @contextmanager
-def _in_thread(opened: Callable[[], AbstractAsyncContextManager[Any]]) -> Iterator[Site]:
+def _in_thread(opened: AbstractAsyncContextManager[Any]) -> Iterator[Site]:
+    listening = _listening(opened)
     with loop_thread() as loop:
-        running = AsyncExitStack()
-
-        def run(awaited: Coroutine[Any, Any, Any]) -> Any:
-            return asyncio.run_coroutine_threadsafe(awaited, loop).result()
-
+        site = asyncio.run_coroutine_threadsafe(listening.__aenter__(), loop).result()
         try:
-            application = run(running.enter_async_context(opened()))
-            yield run(running.enter_async_context(listening_server(application)))
+            yield site
         finally:
-            run(running.aclose())
+            asyncio.run_coroutine_threadsafe(listening.__aexit__(None, None, None), loop).result()
