@@ -8,18 +8,21 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urljoin
 
 import pytest
 import torch
 from msgspec.structs import replace
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse
 
 import exportkit
+from exportkit.serve.http.asgi import make_app
+from exportkit.serve.http.exchange import HttpOptions
+from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
 from exportkit.serve.page import page_routes as module
 from exportkit.serve.page.page_routes import open_paths, page_parts, page_routes
 from exportkit.serve.protocol.inference import InferTiming
@@ -36,18 +39,6 @@ if TYPE_CHECKING:
 
 HOSTILE = "<img src=x onerror=document.title='taken'>\"'&amp;</script><script>document.title='taken'</script>"
 KEY = "a-key-that-is-long-enough"
-
-
-def guarded(application: Any) -> Any:
-    """Answers only the page's files to those who have no key, as the server does."""
-
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        given = dict(scope["headers"]).get(b"authorization", b"").decode()
-        allowed = scope["path"] in open_paths() or given == f"Bearer {KEY}"
-        refusal = JSONResponse({"error": f"no key, said <b>{given}</b>"}, 401)
-        await (application if allowed else refusal)(scope, receive, send)
-
-    return answer
 
 
 @pytest.fixture
@@ -241,13 +232,18 @@ def test_it_can_be_read_in_both_themes_and_on_a_narrow_screen(browser: Browser, 
             assert [text for text in names if '"' not in text] == [], role
 
 
-def test_a_key_is_asked_for_and_forgotten_with_the_page(browser: Browser, models: Models):
-    with served(guarded(Starlette(routes=page_routes(models)))) as site, visit(browser, site) as visited:
+def test_a_key_is_asked_for_and_forgotten_with_the_page(browser: Browser, models: Models, tmp_path: Path):
+    keys = tmp_path / "keys.txt"
+    keys.write_text(KEY)
+    keys.chmod(0o600)
+    guarded = partial(RequireKey, keys=ApiKeys(keys), open_paths=open_paths())
+    application = make_app(models, HttpOptions(), routes=page_routes(models), middleware=[guarded])
+    with served(application) as site, visit(browser, site) as visited:
         visited.expected = ("Failed to load resource: the server responded with a status of 401",)
         page = visited.page
         for key, shown in (
             ("ключ", "#key:not([hidden])"),  # no header can have it
-            ("wrong", "text=no key, said <b>Bearer wrong</b>"),
+            ("wrong", "text=the request has no valid API key"),
             (KEY, "article"),
         ):
             page.fill("#key-field", key)
