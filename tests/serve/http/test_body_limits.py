@@ -113,7 +113,7 @@ def test_an_accepted_upload_is_answered_though_the_server_drains(app: Any, model
         ("forgets", 8 << 20, 200),
         ("forgets", 8 << 20 | 4, 413),
         ("absent-minded", 8 << 20, 400),
-        ("not understood", 8 << 20, 400),
+        ("not understood", (8 << 20) - 1, 400),
     ],
 )
 def test_a_body_is_forgotten_before_its_answer_is_sent(model: str, size: int, status: int) -> None:
@@ -130,7 +130,7 @@ def test_a_body_is_forgotten_before_its_answer_is_sent(model: str, size: int, st
     body, headers = binary(size)
     chunks = in_chunks(body)
     if model == "not understood":
-        headers["inference-header-content-length"] = "7"
+        headers = {name: str(int(length) - 1) for name, length in headers.items()}
     held: list[int] = []
     with traced_memory() as memory:
         note = {"begins": lambda: held.append(tracemalloc.get_traced_memory()[0])}
