@@ -138,6 +138,18 @@ def test_requests_of_two_shapes_that_alternate_run_together_by_shape():
     ]
 
 
+def test_one_batch_in_nine_begins_with_the_request_that_waited_longest():
+    queue = batcher(1)
+    queue.submit(pending(1000, "low", priority=9))
+    order = []
+    for index in range(2 * MOST_PASSED_OVER + 2):
+        queue.submit(pending(index, "high", priority=1))
+        batch = queue.take(0.0)
+        assert batch is not None
+        order.append(batch.requests[0].index)
+    assert order == [*range(MOST_PASSED_OVER), 1000, *range(MOST_PASSED_OVER, 2 * MOST_PASSED_OVER + 1)]
+
+
 def test_what_is_delayed_still_waits_when_others_passed_over_it():
     queue = batcher(2, max_delay=10.0)
     queue.submit(pending(0, "low", priority=9))
