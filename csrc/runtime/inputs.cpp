@@ -28,7 +28,8 @@ size_t bytes_needed(const at::Tensor& value) {
 
 void check_dtype(at::ScalarType given, const std::string& name, at::ScalarType dtype) {
   if (given == dtype) return;
-  refuse(name, "must be " + dtype_name(dtype) + ", got " + dtype_name(given), "`.to()` converts it.");
+  refuse(name, "must be " + dtype_name(dtype) + ", got " + dtype_name(given),
+         std::string("`.to(at::k") + c10::toString(dtype) + ")` converts it.");
 }
 
 void check_kind(const at::Tensor& value, const std::string& name, at::ScalarType dtype, c10::Device device) {
