@@ -101,7 +101,9 @@ std::vector<at::Tensor> run_joined(const Model::Impl& model, size_t method, cons
   const int64_t rows = inputs.front().size(0);
   SessionStates states;
   for (const Session::Impl* session : sessions) states.push_back(session->methods[method].tensors);
-  StateInUse all{{{info.dimensions[info.row_dimension.value()].name, rows}}, gather_state(states, workspace)};
+  StateInUse all;
+  all.sizes = {{info.dimensions[info.row_dimension.value()].name, rows}};
+  all.tensors = gather_state(states, workspace);
   Tensors outputs = begin_call(model, method, inputs, all, workspace);
   wait_for_call(model, method, workspace);
   for (Session::Impl* session : sessions) session->need_whole();  // an earlier call has ended only now
