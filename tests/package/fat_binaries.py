@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from exportkit.package import core
+
 PTX, MACHINE = 1, 2
 _FLAGS = {"": 0, "a": 0x100000, "f": 0x200000}
 
@@ -17,3 +19,8 @@ def _entry(kind: int, number: int, suffix: str = "", *, version: tuple[int, int]
     numbers = [(kind, 2), (0x101, 2), (64, 4), (len(body), 8), (len(body), 4), (0, 4), (minor, 2), (major, 2)]
     numbers += [(number, 4), (0, 4), (0, 4), (0x8011 | _FLAGS[suffix], 8)]
     return b"".join(value.to_bytes(size, "little") for value, size in numbers).ljust(64, b"\0") + body
+
+
+def ptx_rejection(code: bytes, driver: str) -> str:
+    """Why a driver for this version of CUDA cannot compile the code's PTX; nothing if it can."""
+    return core.text("ek_ptx_rejection", code, len(code), driver.encode()).decode()

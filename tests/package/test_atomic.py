@@ -12,15 +12,6 @@ import pytest
 
 from exportkit.errors import UsageError
 from exportkit.package.atomic import check_writable, temporary_folder, write_whole
-from tests.subprocesses import killed_in_the_middle
-
-FOLDER = """
-from exportkit.package.atomic import check_writable, temporary_folder
-with temporary_folder(Path(sys.argv[1]), "work") as folder:
-    (folder / "sub").mkdir()
-    (folder / "sub" / "file").write_text("half")
-    pause()
-"""
 
 
 def test_what_a_killed_writer_left_goes_and_what_somebody_writes_now_stays(tmp_path):
@@ -51,25 +42,17 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
 
 
-def test_a_killed_process_leaves_its_folder_to_the_next_one_of_the_same_prefix(tmp_path):
-    killed_in_the_middle(FOLDER, tmp_path)
-    (left,) = tmp_path.iterdir()
-    assert (left / "sub" / "file").exists()
-    with temporary_folder(tmp_path, "other"):
-        assert left.exists()
-    with temporary_folder(tmp_path, "work") as folder:
-        assert list(tmp_path.iterdir()) == [folder]
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_only_looks_left_over_is_left_alone(tmp_path):
     for name in ("file.tmp", ".file.0123.tmp", ".file.0123456789abcdeg.tmp", ".file.0123456789abcdef.tmp2"):
         (tmp_path / name).write_text("mine")
     (tmp_path / ".other.0123456789abcdef.tmp").write_text("of another file")
+    (tmp_path / ".folder.0123456789abcdef.tmp").mkdir()
     link = tmp_path / ".file.0123456789abcdef.tmp"
     link.symlink_to(tmp_path / "file.tmp")
     before = set(tmp_path.iterdir())
     write_whole(tmp_path / "file", b"x")
+    with temporary_folder(tmp_path, "another"):
+        pass
     assert set(tmp_path.iterdir()) == before | {tmp_path / "file"}
     assert link.is_symlink()
     assert (tmp_path / "file.tmp").read_text() == "mine"

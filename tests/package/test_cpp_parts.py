@@ -18,10 +18,8 @@ import safetensors
 import safetensors.numpy
 
 from exportkit import errors
-from exportkit.package.archive import write_package
 from tests.cpp_reader import FLAGS, SOURCES, CppReader, program
-from tests.package import samples
-from tests.subprocesses import output_of, run_interpreter
+from tests.subprocesses import output_of
 
 
 @pytest.fixture(scope="module")
@@ -41,30 +39,6 @@ def test_the_classes_of_the_two_languages_have_one_name_and_one_exit_code() -> N
     }
     # ONNX and programs are Python's.
     assert in_cpp == in_python - {"PackageError", "OnnxFileError", "UntrustedProgramError"}
-
-
-OPEN_AND_REFUSE = """
-import os, pathlib, sys
-from exportkit.errors import NotAnArchiveError
-from exportkit.package.archive import PackageReader
-good, bad = map(pathlib.Path, sys.argv[1:])
-def held():
-    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))
-for repeat in range(300):
-    with PackageReader(good) as reader: reader.verify()
-    try: PackageReader(bad)
-    except NotAnArchiveError: pass
-    if repeat == 100: before = held()
-after = held()
-assert after[1] == before[1] and after[0] - before[0] < 1 << 20, (before, after)
-"""
-
-
-def test_no_descriptor_and_no_memory_stays_behind(tmp_path: Path) -> None:
-    write_package(tmp_path / "toy.pt2", samples.manifest(), samples.RECORDS)
-    (tmp_path / "bad").write_bytes((tmp_path / "toy.pt2").read_bytes()[:-1])
-    run_interpreter(OPEN_AND_REFUSE, tmp_path / "toy.pt2", tmp_path / "bad", cwd=tmp_path)
 
 
 @pytest.mark.slow_but("fuzz_safetensors")

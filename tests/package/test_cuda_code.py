@@ -21,7 +21,7 @@ from exportkit.package.manifest import Target
 from exportkit.package.operators_gpus import operators_fits
 from exportkit.runtime.targets import Host, NoTargetError, survey
 from tests.package import samples, test_assemble
-from tests.package.fat_binaries import MACHINE, PTX, fat_binary
+from tests.package.fat_binaries import MACHINE, PTX, fat_binary, ptx_rejection
 from tests.package.test_assemble import artifact
 
 
@@ -81,12 +81,16 @@ def test_what_nvcc_makes_is_known(tmp_path: Path) -> None:
 def test_what_nvcc_packs_into_a_fat_binary_is_known(tmp_path: Path) -> None:
     source, made = tmp_path / "kernel.cu", tmp_path / "kernel.fatbin"
     source.write_text("__global__ void kernel(float* x) { x[threadIdx.x] = 1; }\n")
+    version = subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True).stdout
+    release = version.partition("release ")[2].partition(",")[0]  # its PTX is that of its CUDA
     codes = ["compute_80,code=[sm_80,compute_80]", "compute_90a,code=[sm_90a,compute_90a]", "compute_100f,code=sm_100f"]
     for packing in ([], ["-Xfatbin=-compress-all"]):
         flags = [*packing, *(f"-gencode=arch={code}" for code in codes)]
         subprocess.run(["nvcc", "-fatbin", *flags, source, "-o", made], check=True, capture_output=True)
         found = device_code(b"before" + made.read_bytes() + b"after")
         assert str(found) == "sm_80, sm_90a, sm_100f and PTX of sm_80, sm_90a"
+        assert ptx_rejection(made.read_bytes(), release) == ""
+        assert f"needs a driver for CUDA {release}" in ptx_rejection(made.read_bytes(), "11.0")
     for cut in range(0, made.stat().st_size, 7):
         device_code(made.read_bytes()[:cut])  # reads nothing beyond it
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from exportkit.errors import NoTargetError
-from exportkit.package import core
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.runtime.targets import Host, driver_cuda, pick, survey_package
 from tests.package import c_library, samples
-from tests.package.fat_binaries import MACHINE, PTX, fat_binary
+from tests.package.fat_binaries import MACHINE, PTX, fat_binary, ptx_rejection
 from tests.runtime import tiny
 from tests.subprocesses import run_interpreter
 
@@ -25,10 +22,6 @@ HOPPER = Host("linux-x86_64", "x86-64-v4", "2.15.0+cu132", "13.2", ((9, 0),), dr
 def with_ptx(version: tuple[int, int]) -> bytes:
     """A fat binary with the machine code of one GPU, and PTX of this version."""
     return fat_binary((MACHINE, 80), (PTX, 80), version=version)
-
-
-def rejection(code: bytes, driver: str) -> str:
-    return core.text("ek_ptx_rejection", code, len(code), driver.encode()).decode()
 
 
 @pytest.mark.parametrize(
@@ -47,7 +40,7 @@ def rejection(code: bytes, driver: str) -> str:
     ],
 )
 def test_a_driver_compiles_the_ptx_of_its_own_cuda_and_older_ones(ptx, driver, needed):
-    said = rejection(b"before" + with_ptx((7, 0)) + with_ptx(ptx) + b"after", driver)
+    said = ptx_rejection(b"before" + with_ptx((7, 0)) + with_ptx(ptx) + b"after", driver)
     if needed is None:
         assert said == ""
     else:
@@ -59,25 +52,9 @@ def test_code_that_is_no_fat_binary_or_a_damaged_one_has_no_ptx():
     whole = with_ptx((9, 9))
     damaged = (whole[:20], whole[:16] + b"\xff" * 64, whole[:4] + whole[5:])
     for code in (b"", b"\x7fELF" * 9, b"\x50\xed\x55\xba", *damaged):
-        assert rejection(code, "12.0") == ""
+        assert ptx_rejection(code, "12.0") == ""
     for cut in range(len(whole)):
-        rejection(whole[:cut], "12.0")  # reads nothing beyond it
-
-
-def test_what_nvcc_writes_is_known(tmp_path: Path) -> None:
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("there is no nvcc, which makes the fat binary that is read here")
-    source = tmp_path / "kernel.cu"
-    source.write_text("__global__ void kernel(float* x) { x[threadIdx.x] = 1; }\n")
-    gencode = ["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_80,code=compute_80"]
-    said = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
-    release = said.partition("release ")[2].partition(",")[0]  # its PTX is that of its CUDA
-    for packing in ([], ["-Xfatbin=-compress-all"]):
-        made = tmp_path / "kernel.fatbin"
-        subprocess.run([nvcc, "-fatbin", *packing, *gencode, source, "-o", made], check=True, capture_output=True)
-        assert rejection(made.read_bytes(), release) == ""
-        assert f"needs a driver for CUDA {release}" in rejection(made.read_bytes(), "11.0")
+        ptx_rejection(whole[:cut], "12.0")  # reads nothing beyond it
 
 
 def package(folder: Path, code: bytes) -> PackageReader:
