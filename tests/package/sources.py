@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
-import mmap
 import os
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -46,44 +44,20 @@ def pieces(content: bytes, size: int) -> list[bytes]:
     return [content[at : at + size] for at in range(0, len(content), size)]
 
 
-def memory_file(content: bytes, seals: int = 0) -> int:
-    """A memfd, which the caller closes."""
-    descriptor = os.memfd_create("package", os.MFD_ALLOW_SEALING)
-    os.write(descriptor, content)
-    fcntl(descriptor, F_ADD_SEALS, seals)
-    return descriptor
-
-
-SEALED = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW
-
-
 @contextlib.contextmanager
-def _written(descriptor: int, content: bytes) -> Iterator[None]:
-    """Writes into a pipe or socket meanwhile, and closes it."""
+def _pipe(path: Path) -> Iterator[int]:
+    """It is written to meanwhile, and closed."""
+    out, into = os.pipe()
 
     def write() -> None:
-        with open(descriptor, "wb") as file:
-            file.write(content)
+        with open(into, "wb") as file:
+            file.write(path.read_bytes())
 
     thread = threading.Thread(target=write)
     thread.start()
-    yield
+    yield out
     thread.join()
-
-
-@contextlib.contextmanager
-def _pipe(path: Path) -> Iterator[int]:
-    out, into = os.pipe()
-    with _written(into, path.read_bytes()):
-        yield out
     os.close(out)
-
-
-@contextlib.contextmanager
-def _socket(path: Path) -> Iterator[int]:
-    ours, theirs = socket.socketpair()
-    with ours, _written(theirs.detach(), path.read_bytes()):
-        yield ours.fileno()
 
 
 @contextlib.contextmanager
@@ -96,15 +70,11 @@ def _descriptor(path: Path, at: int = 0) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _memfd(path: Path, seals: int) -> Iterator[int]:
-    descriptor = memory_file(path.read_bytes(), seals)
+    descriptor = os.memfd_create("package", os.MFD_ALLOW_SEALING)
+    os.write(descriptor, path.read_bytes())
+    fcntl(descriptor, F_ADD_SEALS, seals)
     yield descriptor
     os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _mapped(path: Path) -> Iterator[mmap.mmap]:
-    with path.open("rb") as file:
-        yield mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 @contextlib.contextmanager
@@ -138,7 +108,6 @@ SOURCES: dict[str, Callable[[Path], Giving]] = {
     "bytearray": _given(bytearray),
     "part of a memoryview": _given(lambda content: memoryview(b"x" + content + b"x")[1:-1]),
     "numpy": _given(lambda content: np.frombuffer(content, np.uint8)),
-    "mmap": _mapped,
     "BytesIO": _given(io.BytesIO),
     "file": lambda path: path.open("rb"),
     "unbuffered file": lambda path: path.open("rb", buffering=0),
@@ -152,7 +121,6 @@ SOURCES: dict[str, Callable[[Path], Giving]] = {
     "descriptor": _descriptor,
     "descriptor at its end": lambda path: _descriptor(path, at=path.stat().st_size),
     "pipe": _pipe,
-    "socket": _socket,
-    "sealed memfd": lambda path: _memfd(path, SEALED),
+    "sealed memfd": lambda path: _memfd(path, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW),
     "memfd": lambda path: _memfd(path, 0),
 }
