@@ -246,3 +246,6 @@ def test_each_kind_of_key_is_held_against_the_file_of_its_own_form(
     for file, key in ((own, release), (beside(signed), ours)):
         with pytest.raises(SignatureError):
             signed_by(signed, key.public, signature=file)
+    beside(signed).unlink()
+    with pytest.raises(SignatureMissingError, match=r"there is no .*model\.pt2\.sigstore\.json"):
+        signed_by(signed, release.public)

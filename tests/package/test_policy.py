@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from exportkit import errors
 from exportkit.errors import HostError, PolicyError, SignatureMissingError
@@ -192,28 +191,6 @@ def test_keys_are_named_from_the_policys_folder_or_given_whole(
         assert len(trusted(path)) == 1
     write_policy(system, two.public, one.public)
     assert trusted(path) == [str(one.public)]
-
-
-def test_a_key_of_one_form_takes_the_place_of_one_of_the_other(
-    path: Path, system: Path, one: Signer, tmp_path: Path
-) -> None:
-    curved = signer(tmp_path, "curved", curve=ec.SECP384R1())
-    write_policy(system, curved.public)
-    assert "there is no" in refused(path)
-    sign_package(path, one.key)
-    assert "model.pt2.sigstore.json" in refused(path)  # the other form is not looked at
-    bundle = sign_package(path, curved.key)
-    assert trusted(path) == [str(curved.public)]
-    write_policy(system, curved.public, one.public)  # both, while one replaces the other
-    assert trusted(path) == [str(one.public)]
-    (tmp_path / "model.pt2.sig").unlink()
-    assert trusted(path) == [str(curved.public)]
-    write_policy(system, one.public)
-    assert "model.pt2.sig;" in refused(path)
-    sign_package(path, one.key)
-    bundle.unlink()
-    assert trusted(path) == [str(one.public)]
-    assert "the caller" in refused(path, curved.public)
 
 
 @pytest.mark.parametrize(
