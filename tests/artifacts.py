@@ -94,7 +94,6 @@ _WEIGHTED = Recipe(
     ["tests/export/weights_models.py"],
     compile={"cpu_isas": ["x86-64-v3", "x86-64-v4"]} if platform.machine() == "x86_64" else {},
 )
-_TABLE = replace(_WEIGHTED, model="tests/export/weights_models.py:table", trace={"cases": 1}, compile={})
 _GRAPHS = Recipe(
     "tests/export/graph_models.py:mixed", ["tests/export/graph_models.py"], trace={"device": "cuda", "cases": 1}
 )
@@ -137,8 +136,7 @@ RECIPES: Mapping[str, Recipe] = {
     # Convolutions that are computed as products.
     "small-convolutions": Recipe("tests/export/small_models.py:small", ["tests/export/small_models.py"]),
     # Larger than all else: 128 MiB of weights.
-    "table": _TABLE,
-    "table-cuda": replace(_TABLE, trace={"device": "cuda", "cases": 1}),
+    "table": replace(_WEIGHTED, model="tests/export/weights_models.py:table", trace={"cases": 1}, compile={}),
     # For CUDA graphs: results of several kinds, and calls that no graph can repeat.
     "mixed-cuda": _GRAPHS,
     "selects-cuda": replace(_GRAPHS, model="tests/export/graph_models.py:selects"),
