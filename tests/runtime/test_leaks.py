@@ -26,8 +26,15 @@ while not list(cache_directory().glob("packages/*.json")):  # the package must b
     exportkit.load(sys.argv[1]).close()
 """
 CYCLES = """
+from exportkit.errors import NotAnArchiveError
 case = exportkit.load(sys.argv[1]).cases[0]
+with open(sys.argv[1], "rb") as good, open("cut.pt2", "wb") as bad:
+    bad.write(good.read()[:-1])
 for cycle in range(201):
+    try:
+        exportkit.load("cut.pt2")
+    except NotAnArchiveError:
+        pass
     with exportkit.load(sys.argv[1], runners=2) as model:
         model(*case.args, **case.kwargs)
     if cycle in (20, 200):

@@ -49,20 +49,7 @@ def agree(session: Any, eager: Recorder) -> None:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_session_goes_on_from_call_to_call_as_the_eager_module_does(every_recorder):
-    eager = Recorder(3)
-    with every_recorder.session(batch=3) as session:
-        agree(session, eager)
-        for _ in range(ROWS):
-            row = x(3)
-            torch.testing.assert_close(session.push(row), eager.push(row))
-            scale = torch.rand(3, 1)
-            torch.testing.assert_close(session.peek(scale), eager.peek(scale))
-            torch.testing.assert_close(session.embed(row), eager.embed(row))
-            agree(session, eager)
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["push", "peek", "fork", "reset"])), max_size=24))
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["push", "peek", "embed", "fork", "reset"])), max_size=24))
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_interleaved_sessions_are_each_as_an_eager_module_of_its_own(every_recorder, steps):
     made = [(every_recorder.session(batch=1 + n), Recorder(1 + n)) for n in range(3)]
@@ -74,6 +61,8 @@ def test_interleaved_sessions_are_each_as_an_eager_module_of_its_own(every_recor
             torch.testing.assert_close(session.push(row), eager.push(row))
         elif step == "peek":
             torch.testing.assert_close(session.peek(torch.ones(batch, 1)), eager.peek(torch.ones(batch, 1)))
+        elif step == "embed":
+            torch.testing.assert_close(session.embed(row := x(batch)), eager.embed(row))
         elif step == "fork":  # the copy goes on in its place, and what becomes of the first one is nothing to it
             copied = Recorder(batch)
             copied.load_state_dict(eager.state_dict())
@@ -345,8 +334,9 @@ def test_a_worker_that_dies_breaks_its_sessions_and_they_say_so(recorder_package
         session = model.session(batch=2)
         session.push(x())
         os.kill(model.pid, signal.SIGKILL)
+        killed = r"worker process, which was killed by SIGKILL \(signal 9: the kernel does so when memory runs out\)"
         for call in (lambda: session.push(x()), session.reset, lambda: session.state):
-            with pytest.raises((ModelRunError, ModelClosedError), match="lost its worker process, which was killed"):
+            with pytest.raises((ModelRunError, ModelClosedError), match=killed):
                 call()
         assert session.broken
         session.close()

@@ -67,15 +67,6 @@ def test_a_crash_of_an_operator_is_an_error_that_names_it(model, deed, end):
     assert len(model.cases) > 0  # the package is open still
 
 
-def test_a_worker_that_is_killed_between_calls_is_missed_at_the_next(model):
-    tokens, bias = softpool_call()
-    model(tokens, bias=bias)
-    os.kill(model.pid, signal.SIGKILL)
-    assert eventually(lambda: not runs(model.pid))
-    with pytest.raises(ModelRunError, match=r"SIGKILL \(signal 9: the kernel does so when memory runs out\)"):
-        model(tokens, bias=bias)
-
-
 def test_a_crash_ends_every_call_and_leaves_nothing(misbehaving_package, temporary):
     before = set(os.listdir("/proc/self/fd"))
     model = exportkit.load(misbehaving_package, isolate=True, runners=3)
@@ -134,12 +125,6 @@ def test_a_package_that_is_replaced_while_it_loads_is_refused(tiny_package, tiny
 
 
 # --- closing ----------------------------------------------------------------------------------------------------------
-
-
-def test_closing_ends_the_worker(tiny_package):
-    with exportkit.load(tiny_package, isolate=True) as model:
-        assert runs(model.pid)
-    assert not runs(model.pid)
 
 
 def test_closing_does_not_wait_for_ever(model):
