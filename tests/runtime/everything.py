@@ -1,4 +1,4 @@
-"""A compiled model with an input of each dtype, which answers with a copy of it; its rows may be none."""
+"""Compiled models with an input of each dtype, which is copied, and of odd shapes, which may be the output."""
 
 from __future__ import annotations
 
@@ -37,3 +37,26 @@ def write(path: Path) -> Path:
     }
     call = tiny.tensors_call(described, list(described.values()), batch=(0, 64))
     return tiny.write(path, files, call=call)
+
+
+ODD_INPUTS = {"x": ("float32", (4, 3)), "number": ("float16", ()), "nothing": ("int32", (2, 0))}
+ODD_OUTPUTS = {
+    "same": ("float32", (4, 3)),
+    "turned": ("float32", (3, 4)),
+    "twice": ("float16", ()),
+    "none": ("int32", (2, 0)),
+    "columns": ("float32", (4, 3)),
+}
+
+
+class Odd(torch.nn.Module):
+    """The first two outputs are the first input's memory; the second and the last are not row-major."""
+
+    def forward(self, x: torch.Tensor, number: torch.Tensor, nothing: torch.Tensor) -> list[torch.Tensor]:
+        return [x, x.t(), number * 2, nothing + 1, x.t().contiguous().t() * 2]
+
+
+def write_odd(path: Path) -> Path:
+    """Writes the package of the other."""
+    example = tuple(torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in ODD_INPUTS.values())
+    return tiny.write(path, tiny.compiled(Odd(), example, None), call=tiny.tensors_call(ODD_INPUTS, ODD_OUTPUTS))

@@ -209,20 +209,12 @@ def test_another_call_may_run_where_memory_is_asked_for(copies):
 # --- wrong callers ----------------------------------------------------------------------------------------------------
 
 
-def changed(change: Callable[[Request], object]) -> Callable[[c_interface.Model], list]:
-    def ask(model: c_interface.Model) -> list:
-        asks = [Ask(every_dtype(1)) for _ in range(3)]
-        build = asks[1].c
-
-        def wrong() -> Request:
-            request = build()
-            change(request)
-            return request
-
-        asks[1].c = wrong
-        return run_requests(model, asks, 64)
-
-    return ask
+def ask_with_one_changed(model: c_interface.Model, change: Callable[[Request], object]) -> list:
+    asks = [Ask(every_dtype(1)) for _ in range(3)]
+    request = asks[1].c()
+    change(request)
+    asks[1].c = lambda: request
+    return run_requests(model, asks, 64)
 
 
 def shaped(*sizes: int) -> object:
@@ -260,7 +252,7 @@ HOSTILE: list[tuple[Callable[[Request], object], int, str]] = [
 
 @pytest.mark.parametrize(("change", "code", "message"), HOSTILE)
 def test_a_wrong_structure_fails_its_request_alone(copies, change, code, message):
-    results = changed(change)(copies)
+    results = ask_with_one_changed(copies, change)
     assert codes(results) == [0, code, 0]
     assert message in results[1].message
 
@@ -268,7 +260,7 @@ def test_a_wrong_structure_fails_its_request_alone(copies, change, code, message
 def test_an_error_for_all_leaves_every_request_alone(copies, c_model):
     for size in (0, 39, 4097, 2**63):
         with pytest.raises(Refused, match=r"requests\[1\]\.size must be sizeof\(exportkit_request\), got"):
-            changed(lambda request, size=size: setattr(request, "size", size))(copies)
+            ask_with_one_changed(copies, lambda request, size=size: setattr(request, "size", size))
     asks, answers = [Ask(every_dtype(1))], Gathered()
     for call, code, message in (
         (lambda: run_requests(copies, asks, -1, answers=answers), USAGE, "most must not be negative, got -1"),

@@ -333,20 +333,6 @@ def test_memory_stays_the_same_over_replays_captures_and_swaps():
 
 
 @pytest.mark.cuda
-def test_memory_stays_the_same_over_evictions(graphs: exportkit.Model):
-    free = []
-    for batch in range(1, 257):  # each of them is used more than the last ones, and takes the place of one
-        for _ in range(12 + 10 * ((batch - 1) // MOST)):
-            graphs(*mixed_inputs(batch, 0))
-        if batch in (MOST + 20, 256):
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            free.append(torch.cuda.mem_get_info()[0])
-    assert len(graphs.cuda_graphs.graphs) == MOST
-    assert free[0] - free[1] < 16 << 20
-
-
-@pytest.mark.cuda
 def test_graphs_need_the_cpp_runtime(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("EXPORTKIT_RUNTIME", "python")
     with pytest.raises(HostError, match="EXPORTKIT_RUNTIME is python"):

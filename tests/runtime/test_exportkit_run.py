@@ -77,7 +77,7 @@ def test_usage_is_refused_with_2(recorder_package, arguments, message):
 # --- replay -----------------------------------------------------------------------------------------------------------
 
 
-def test_it_replays_the_recorded_cases(tiny_package):
+def test_it_replays_the_recorded_cases_and_says_the_same_to_people(tiny_package):
     document = exportkit_run.load(tiny_package)
     assert document["ok"] is True
     assert document["package"] == {"name": "tiny", "version": "1"}
@@ -89,9 +89,6 @@ def test_it_replays_the_recorded_cases(tiny_package):
     assert [output["name"] for output in document["cases"][0]["calls"][0]["outputs"]] == [
         "regions.mean", "regions.doubled", "rest.0",
     ]  # fmt: skip
-
-
-def test_it_says_the_same_to_people(tiny_package):
     answer = exportkit_run.run(tiny_package, json_output=False)
     assert answer.code == 0
     text = answer.document["text"]

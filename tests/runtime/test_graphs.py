@@ -315,6 +315,7 @@ def test_a_size_that_is_used_more_takes_the_place_of_the_least_used() -> None:
     assert rows_of(graphs) == set(range(1, MOST + 1))
     session.step(graphs, 100)
     assert rows_of(graphs) == set(range(1, MOST + 1)) - {7} | {100}
+    assert graphs.counted()[2] == MOST  # the other one is gone
 
 
 def test_after_a_while_old_uses_count_less() -> None:

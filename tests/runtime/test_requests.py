@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -56,18 +55,6 @@ def test_only_the_outputs_that_are_asked_for_come_back_and_in_that_order(model):
     outputs = model.run_requests([request], [5, 0]).outputs
     assert [bits(output) for output in outputs] == [bits(request[5]), bits(request[0])]
     assert model.run_requests([request], []).outputs == []
-
-
-def test_threads_get_their_own_answers(model):
-    requests = [[example(1 + count % 3)] * (1 + count % 4) for count in range(64)]
-
-    def ask(batch):
-        model.use_own_stream()
-        return model.run_requests(batch, [6]).outputs[0]
-
-    with ThreadPoolExecutor(8) as pool:
-        for batch, output in zip(requests, pool.map(ask, requests)):
-            assert bits(output) == bits(batch[0][6]) * len(batch)
 
 
 def test_more_rows_than_the_package_allows_are_refused(model):
