@@ -21,8 +21,6 @@ from exportkit.runtime.native import NativeRunner
 from tests.artifacts import artifact
 from tests.runtime.fine_tunes import state
 
-MOST = 64  # graphs of a model
-
 
 def mixed_inputs(batch: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     draw = torch.Generator().manual_seed(1000 * seed + batch)
