@@ -201,7 +201,7 @@ def test_inputs_with_dots_are_dicts_and_lists() -> None:
     assert [{name: tensor.shape[0] for name, tensor in each.items()} for each in x["past"]] == [{"k": 1}, {"k": 2}]
 
 
-def test_operators_of_an_installed_library_that_do_not_load_need_its_build_for_this_torch() -> None:
+def test_an_installed_library_whose_operators_do_not_load_needs_another_build() -> None:
     found = importlib.metadata.version("numpy")
     said = advice("numpy::nms")
     assert said.startswith(f"numpy {found} is installed, but its operators do not load")
