@@ -152,7 +152,8 @@ def _with_other_options(trial: Trial, calls: Sequence[Sample]) -> list[Sample]:
 def chosen(check: ContractCheck, calls: Sequence[Sample]) -> list[Sample]:
     """Returns the calls for a check, the smallest first and empty ones last.
 
-    If it tries only some, these come first, evenly spread, and then those that replace calls it does not apply to.
+    If it tries only some, these come first, evenly spread and one with the most arguments among them, and then those
+    that replace calls it does not apply to.
     """
     calls_by_size = _smallest_first(calls)
     by_dtype: dict[torch.dtype | None, list[Sample]] = {}
@@ -170,7 +171,14 @@ def chosen(check: ContractCheck, calls: Sequence[Sample]) -> list[Sample]:
     if check.most is None:
         return tried
     first_ones = _spread(tried, check.most)
+    if len(first_ones) < len(tried) and _given(fullest := max(tried, key=_given)) > max(map(_given, first_ones)):
+        first_ones = [*_spread(tried, check.most - 1), fullest]
     return first_ones + [call for call in tried if not any(call is other for other in first_ones)]
+
+
+def _given(call: Sample) -> int:
+    """Returns how many arguments are given: optional ones may be wrong only together."""
+    return sum(value is not None for value in (*call.args, *call.kwargs.values()))
 
 
 def _smallest_first(calls: Sequence[Sample]) -> list[Sample]:

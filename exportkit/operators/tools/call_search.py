@@ -8,6 +8,7 @@ that forms with new refusals are varied first, as a fuzzer does with new coverag
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import re
 import time
@@ -57,6 +58,7 @@ _SAID_DTYPES: tuple[tuple[str, torch.dtype], ...] = (
 )
 _KEPT = 4  # forms of valid calls
 _OPTIONS = 8  # forms of valid calls with other options, beside these
+_TOGETHER = 4  # forms of valid calls with several optional arguments, beside these
 
 
 @dataclass
@@ -104,7 +106,7 @@ class Search:
         if self.obstacle is not None:
             return self.obstacle
         ranked = self.refusals.most_common(3)
-        said = "; ".join(f"{count} times: {text}" for text, count in ranked)
+        said = "; ".join(f"{count} times: {self._seeds[kind].refusal}" for kind, count in ranked)
         return f"{self.tried} drawn calls were refused, with {len(self.refusals)} different messages. {said}"
 
     def run(self) -> Search:
@@ -138,6 +140,8 @@ class Search:
                 for other in reversed(others) if number else others:
                     if len(self.valid) < most and self._try(other):
                         break
+            if not number:
+                self._try_together(form)
 
     def _goes_on(self) -> bool:
         if self.tried - self._news > self.patience:
@@ -182,6 +186,23 @@ class Search:
             elif argument.kind in ("int", "SymInt", "number"):
                 others += [2, 3, *(size for shape in shapes for size in shape if size > 1)]
             yield [_replaced(form, index, other) for other in others if other != value]
+
+    def _try_together(self, form: Form) -> None:
+        """Tries the form without optional arguments, with all of them, and with pairs: values taken alone first."""
+        self._try(tuple(None if argument.optional else value for argument, value in zip(self.arguments, form)))
+        others = [other for forms in self._with_other_options(form) for other in forms]
+        values: dict[int, list[Any]] = {}
+        for index, argument in enumerate(self.arguments):
+            given = [other[index] for other in others if other[index] not in (None, form[index])]
+            if argument.optional and given:
+                values[index] = sorted(given, key=lambda value: _replaced(form, index, value) not in self.valid)
+        for indices in [tuple(values), *itertools.combinations(values, 2)][:_TOGETHER]:
+            for number in range(max(map(len, values.values()), default=0)):
+                other = form
+                for index in indices:
+                    other = _replaced(other, index, values[index][min(number, len(values[index]) - 1)])
+                if self._try(other):
+                    break
 
     def _with_other_lengths(self, form: Form, index: int, shape: tuple[int, ...]) -> list[Form]:
         """Returns the form with a list of other lengths, alone and with all lists, which may have to be as long."""

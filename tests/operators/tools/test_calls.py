@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given as for_all
@@ -69,6 +71,7 @@ def test_valid_calls_are_found_by_what_refusals_say(seed):
             "(Tensor[] xs, Tensor? bias=None, float[]? weights=None) -> Tensor",
             lambda xs, bias=None, weights=None: weights is None or len(weights) == len(xs),
         ),
+        ("(Tensor x, Tensor? a, Tensor? b, int? c=None) -> Tensor", lambda x, a=None, b=None, c=None: True),
         ("(Tensor[] xs, Tensor[] ys) -> Tensor", lambda xs, ys: len(xs) == len(ys)),
     ],
 )
@@ -89,7 +92,21 @@ def test_every_argument_has_other_values_where_they_are_taken(schema, taken):
             assert len({len(value or ()) for value in values}) > 1, argument.name
         else:
             assert len(values) > 1, argument.name
+    optional = [index for index, argument in enumerate(search.arguments) if argument.optional]
+    given = {tuple(form[index] is not None for index in optional) for form in search.valid}
+    assert given == set(itertools.product((False, True), repeat=len(optional))), "also together"
     assert len(search.valid) <= 12, "sizes and dtypes are varied, too"
+
+
+def test_optional_arguments_that_are_taken_only_together_are_given_together():
+    def attempt(call: Sample) -> str | None:
+        x, a, b = call.args
+        if a is None or b is None:
+            return None if a is b else "a and b must be given together"
+        return None if a.shape == b.shape == x.shape[-1:] else "a and b must have the size of a row"
+
+    schema = torch._C.parse_schema("t::f(Tensor x, Tensor? a, Tensor? b) -> Tensor")
+    assert any(None not in form for form in search_calls(schema, attempt, CPU, 0).valid)
 
 
 def test_a_search_is_bounded_and_says_what_was_tried():
