@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._library.simple_registry import singleton
+from torch._library.utils import can_generate_trivial_fake_impl
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -54,6 +57,12 @@ def _called(trial: Trial, call: Sample, own: Sample, mode: FakeTensorMode) -> li
             raise NotApplicable("it has no fake kernel")
     with opaque_operators(), mode:
         return tensors(operator(*own.args, **own.kwargs))
+
+
+def needs_no_fake(operator: OpOverload) -> bool:
+    """Whether the operator only writes into an argument, and has no fake: torch then takes each call when it traces."""
+    given = singleton.find(operator.name()).fake_impl.kernel is not None or has_own_fake(operator)
+    return not given and can_generate_trivial_fake_impl(operator)
 
 
 def depends_on_values(fake: list[Tensor]) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from exportkit.operators.contract.check_fakes import fake_outputs
+from exportkit.export.models.missing_operators import fake_to_write
+from exportkit.operators.contract.check_fakes import fake_outputs, needs_no_fake
 from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.findings import Severity
@@ -97,9 +98,14 @@ def refuses_alike(trial: Trial) -> Problem | None:
                 "A compiled program asks the kernel alone.",
                 call=wrong,
             )
+        unneeded = needs_no_fake(trial.subject.overload)
+        taken = "torch needs no fake kernel of it" if unneeded else "the fake kernel takes it"
         doubtful = doubtful or Problem(
-            f"With {what}, the kernel refuses the call ({first_line(by_kernel)}), but the fake kernel takes it, so "
-            "that export does not find the mistake.",
+            f"With {what}, the kernel refuses the call ({first_line(by_kernel)}), but {taken}, so that export does not "
+            "find the mistake.",
+            f"A fake kernel may check the same (torch._check): {fake_to_write(trial.subject.name)}"
+            if unneeded
+            else None,
             severity=Severity.broken if trial.subject.spec else Severity.doubtful,
             call=wrong,
         )

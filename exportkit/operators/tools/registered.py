@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 
 from exportkit.export.torch_patches.opaque import has_one_kernel, has_own_fake
 from exportkit.libraries import TORCH_NAMESPACES
+from exportkit.operators.contract.check_fakes import needs_no_fake
 
 _DEVICES: Mapping[str, str] = {"CPU": "cpu", "CUDA": "cuda", "XPU": "xpu", "MPS": "mps", "PrivateUse1": "privateuse1"}
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
@@ -59,7 +60,7 @@ def devices_of(name: str) -> tuple[str, ...]:
 
 
 def fake_of(name: str) -> str | None:
-    """Returns what computes shapes without data: `register_fake`, `Meta kernel`, `its parts`, or None.
+    """Returns what computes shapes without data: `register_fake`, `Meta kernel`, `its parts`, `not needed`, or None.
 
     Only a call tells whether an operator with one kernel for all devices has parts.
     """
@@ -71,7 +72,7 @@ def fake_of(name: str) -> str | None:
         return _PERHAPS
     if any(has_kernel(name, key) for key in _COMPOSITE) or name in triton_ops_to_kernels:
         return "its parts"
-    return "not needed" if torch._library.utils.can_generate_trivial_fake_impl(overload(name)) else None
+    return "not needed" if needs_no_fake(overload(name)) else None
 
 
 def gradient_of(name: str) -> str | None:

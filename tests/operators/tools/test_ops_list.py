@@ -51,6 +51,43 @@ def test_operators_in_python_are_told_from_those_in_c(ops):
     assert document["files"] == []
 
 
+@pytest.mark.process
+def test_an_operator_that_needs_no_fake_needs_none_by_list_and_by_check(ops, tmp_path):
+    file = tmp_path / "writers.py"
+    file.write_text(
+        textwrap.dedent("""
+            import torch
+
+            library = torch.library.Library("writers", "DEF")
+            library.define("plain(Tensor(a!) x, Tensor y) -> ()")
+            library.define("faked(Tensor(a!) x, Tensor y) -> ()")
+
+            def alike(x, y):
+                torch._check(x.shape == y.shape and x.dtype == y.dtype, lambda: "x and y must be alike")
+
+            def write(x, y):
+                alike(x, y)
+                x.copy_(y)
+
+            library.impl("plain", write, "CPU")
+            library.impl("faked", write, "CPU")
+
+            @torch.library.register_fake("writers::faked", lib=library)
+            def _(x, y):
+                alike(x, y)
+        """)
+    )
+    fakes = {operator["name"]: operator["fake"] for operator in ops("list", file)[1]["operators"]}
+    assert fakes == {"writers::faked": "register_fake", "writers::plain": "not needed"}
+    code, document = ops("check", file, "--only", "refuses-alike")
+    faked, plain = (each["report"] for each in document["operators"])
+    (finding,) = plain["findings"]
+    assert code == 0
+    assert "torch needs no fake kernel of it" in finding["message"]
+    assert '@torch.library.register_fake("writers::plain")' in finding["hint"]
+    assert faked["passed"] == ["refuses-alike"], "what is advised works"
+
+
 def test_symbols_of_torchs_cpp_are_beyond_the_stable_abi():
     """torch's own libraries need its C++."""
     listed = describe_file(Path(torch.__file__).parent / "lib" / "libtorch_python.so")
