@@ -89,10 +89,10 @@ def load(source: OperatorSource) -> None:
 def _import_folder(folder: Path) -> None:
     """Imports the Python package in a folder under the folder's name, which may be no identifier."""
     if not (folder / "__init__.py").is_file():
-        raise UsageError(
-            f"{folder} has no __init__.py",
-            hint="Give the folder of a Python package: of a kernel repository build/<variant>, with this torch's name.",
-        )
+        hint = "Give the folder of a Python package: of a kernel repository build/<variant>, with this torch's name."
+        if inside := sorted(each.parent for each in folder.glob("*/__init__.py")):
+            hint = f"Give the folder of its package: {' or '.join(map(str, inside))}."
+        raise UsageError(f"{folder} has no __init__.py", hint=hint)
     name = re.sub(r"\W", "_", folder.name)
     spec = importlib.util.spec_from_file_location(
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]

@@ -50,6 +50,16 @@ def test_an_operator_keeps_the_contract(name: str, on_path: Path, device: torch.
     assert {"reference", "fake-shape", "gradcheck", "refusals", "exports", "compiles", "batch"} <= {*report.passed}
 
 
+def test_the_folder_around_it_is_refused_with_the_folder_that_works(
+    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(package.parent)
+    assert main(["ops", "check", PACKAGE]) == 2
+    advised = capsys.readouterr().err.partition("Give the folder of its package: ")[2].strip().removesuffix(".")
+    assert advised == str((package / PACKAGE).resolve())
+    assert main(["ops", "check", advised, "--operator", "new_rows", "--only", "runs"]) == 0
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_its_library_needs_torch_2_11_and_no_python(device: str, package: Path) -> None:
     path = package / PACKAGE / f"_{device}.abi3.so"
