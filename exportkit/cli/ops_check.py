@@ -245,14 +245,13 @@ def _print_finding(finding: Finding) -> None:
 
 def _row(checked: Checked) -> tuple[str, ...]:
     report = checked.report
-    found = ", ".join(finding.check for finding in report.findings)
-    severities = {finding.severity.value for finding in report.findings}
-    if checked.broken:
-        result = f"BROKEN: {found}"
+    broken = ", ".join(finding.check for finding in report.findings if finding.severity.value == "broken")
+    if broken:
+        result = f"BROKEN: {broken}"
     elif checked.not_checked:
         result = "not checked"
-    elif "doubtful" in severities:
-        result = f"doubtful: {found}"
+    elif report.findings:
+        result = f"doubtful: {', '.join(finding.check for finding in report.findings)}"
     else:
         result = "ok"
     return report.operator, checked.origin, str(report.calls), str(len(report.passed)), result

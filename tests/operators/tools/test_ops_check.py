@@ -106,6 +106,11 @@ def test_the_text_names_what_is_broken_and_how_to_see_it(capsys):
     assert "    >>> torch.ops.injected.padded(torch.randn(1))" in said.out
     assert said.out.endswith("1 operator: 1 broken, 0 not checked\n")
     assert "checking injected::padded (1 of 1) ..." in said.err
+    checks = ["--only", "fake-shape", "--only", "schema"]
+    assert main(["ops", "check", str(INJECTED), "--operator", "narrow", *checks]) == 1
+    said = capsys.readouterr()
+    assert "  doubtful  schema: " in said.out
+    assert "BROKEN: fake-shape\n" in said.out
 
 
 @pytest.mark.parametrize(
