@@ -172,7 +172,7 @@ def _judged(source: OperatorSource, options: CheckOptions, statement_file: Path,
     given = seed_given()
     with progress() as step:
         step("hashing the kernel's files")
-        files = candidate.files_of(source, options)
+        files = [Path(file) for file in candidate.loaded(source, options).files]
         digests = {file.name: file_sha256(file) for file in files}
     seed = options.seed if given else candidate.drawn_seed()
     options = msgspec.structs.replace(options, seed=seed, operators=tuple(options.references))

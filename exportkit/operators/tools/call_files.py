@@ -5,7 +5,7 @@ The process of a kernel that nobody trusts yet writes such files. Reading them r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from exportkit.errors import UsageError
 from exportkit.operators.contract.sample import Sample
 
 Document = dict[str, Any]
 
-_KINDS: Mapping[type, str] = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
+_KINDS: Mapping[type, str] = {
+    torch.dtype: "dtype",
+    torch.layout: "layout",
+    torch.memory_format: "memory_format",
+    torch.device: "device",
+    complex: "complex",
+}
+_READERS: Mapping[str, Callable[[str], Any]] = {"device": torch.device, "complex": complex}
 
 
 def write_calls(path: Path, calls: Sequence[Sample]) -> tuple[Document, ...]:
@@ -31,11 +39,12 @@ def write_calls(path: Path, calls: Sequence[Sample]) -> tuple[Document, ...]:
             return {"tensor": name, "device": str(value.device)}
         if isinstance(value, (list, tuple)):
             return [document(each) for each in value]
-        if isinstance(value, torch.device):
-            return {"device": str(value)}
         if kind := _KINDS.get(type(value)):
             return {kind: str(value).removeprefix("torch.")}
-        return value
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        said = f"a call has an argument of type {type(value).__name__}, which no other process can be sent"
+        raise UsageError(said, hint="Give tensors, numbers, strings, dtypes, devices, and lists of these.")
 
     documents = tuple(
         {"label": call.label, "args": document(call.args), "kwargs": {n: document(v) for n, v in call.kwargs.items()}}
@@ -57,7 +66,7 @@ def read_calls(path: Path, documents: Sequence[Document]) -> list[Sample]:
         if "tensor" in document:
             return tensors[document["tensor"]].to(document["device"])
         ((kind, text),) = document.items()
-        return torch.device(text) if kind == "device" else getattr(torch, text)
+        return _READERS[kind](text) if kind in _READERS else getattr(torch, text)
 
     return [
         Sample(each["label"], tuple(value(each["args"])), {n: value(v) for n, v in each["kwargs"].items()})

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fnmatch
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,9 +27,10 @@ import exportkit
 from exportkit.child.child_client import ChildClient, ChildEndedError
 from exportkit.child.messages import Message
 from exportkit.child.process import describe_end
+from exportkit.errors import WrongResultError
 from exportkit.libraries import file_sha256
 from exportkit.operators.contract.findings import Finding, Severity
-from exportkit.operators.tools.checking import Checked, CheckOptions
+from exportkit.operators.tools.checking import Checked, CheckOptions, fits
 from exportkit.operators.tools.source import OperatorSource
 from exportkit.package.attestations import STATEMENT
 from exportkit.progress import Progress
@@ -39,7 +39,7 @@ PREDICATE = "https://github.com/exportkit/exportkit/operator-check/v1"
 
 
 class LoadCandidate(Message, frozen=True):
-    """Asks the kernel's process to load the operators. The answer is CandidateLoaded, with schemas of `operators`."""
+    """Asks the kernel's process to load the operators. The answer is CandidateLoaded, of `operators` or of all."""
 
     source: OperatorSource
     libraries: tuple[str, ...]
@@ -47,7 +47,7 @@ class LoadCandidate(Message, frozen=True):
 
 
 class CandidateLoaded(Message, frozen=True):
-    """The files that hold the kernels."""
+    """The files that hold the kernels, and the operators' schemas by their full names."""
 
     files: tuple[str, ...]
     schemas: dict[str, str]
@@ -69,9 +69,10 @@ class DrawJudgedCalls(Message, frozen=True):
 
 
 class JudgedCalls(Message, frozen=True):
-    """The calls, whose tensors are in `calls.safetensors`."""
+    """The calls, whose tensors are in `calls.safetensors`. `why_none` says why the reference takes none."""
 
     calls: tuple[dict[str, Any], ...]
+    why_none: str = ""
 
 
 class MakeCalls(Message, frozen=True):
@@ -136,28 +137,36 @@ def drawn_seed() -> int:
 
 @contextlib.contextmanager
 def two_processes() -> Iterator[tuple[str, ChildClient, ChildClient]]:
-    """A folder for what they write, the judge's process, and the kernel's."""
+    """A folder for what they write, the judge's process, and the kernel's.
+
+    WrongResultError: the judge's process ended. What the kernel's does is for the caller to say.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="exportkit-judge-") as folder,
         ChildClient("exportkit.operators.tools.judge_worker", search_path="caller") as judge,
         ChildClient("exportkit.operators.tools.candidate_worker", search_path="caller") as kernel,
     ):
-        yield folder, judge, kernel
+        try:
+            yield folder, judge, kernel
+        except ChildEndedError as error:
+            how = describe_end(error.status)
+            raise WrongResultError(
+                f"the process of the reference {how}", hint="Call the reference alone, with the same arguments."
+            ) from error
 
 
-def files_of(source: OperatorSource, options: CheckOptions) -> tuple[Path, ...]:
-    """Returns the files that hold the kernels. Raises the errors of loading them."""
+def loaded(source: OperatorSource, options: CheckOptions, operators: Sequence[str] = ()) -> CandidateLoaded:
+    """Loads the kernels in a process of its own. Raises the errors of loading them, and UsageError for a wrong name."""
     with ChildClient("exportkit.operators.tools.candidate_worker", search_path="caller") as child:
         try:
-            return tuple(map(Path, child.result(LoadCandidate(source, options.libraries), CandidateLoaded).files))
-        except ChildEndedError:
-            return (Path(source.text),)  # `ops check` says what happened
+            return child.result(LoadCandidate(source, options.libraries, tuple(operators)), CandidateLoaded)
+        except ChildEndedError as error:
+            raise child.load_error(source.name, error) from error
 
 
 def given_for(operator: str, given: Mapping[str, str]) -> str | None:
-    """Returns what the user gave for an operator, by its name or a pattern, which may leave out the namespace."""
-    names = (operator, operator.partition("::")[2])
-    return next((text for form, text in given.items() if any(fnmatch.fnmatchcase(each, form) for each in names)), None)
+    """Returns what the user gave for an operator."""
+    return next((text for name, text in given.items() if fits(operator, name)), None)
 
 
 def judged(
@@ -183,10 +192,14 @@ def _judge(source: OperatorSource, options: CheckOptions, checked: Checked) -> K
     with two_processes() as (folder, judge, kernel):
         more = given_for(operator, options.calls)
         draw = DrawJudgedCalls(operator, checked.report.schema, reference, more, options, folder)
-        calls = judge.result(draw, JudgedCalls).calls
+        drawn = judge.result(draw, JudgedCalls)
+        calls = drawn.calls
+        if not calls:
+            message = f"The reference takes no call, so that there is nothing to compare: {drawn.why_none}."
+            return KernelTrial(0, 0, (), (_wrong(message, parameters_of(draw.schema)),))
         try:
             kernel.result(LoadCandidate(source, options.libraries), CandidateLoaded)
-            seconds = float(options.timeout * max(len(calls), 1))
+            seconds = float(options.timeout * len(calls))
             made = kernel.result(MakeCalls(operator, calls, folder), CallsMade, timeout=seconds)
         except (ChildEndedError, TimeoutError) as error:
             finding = _wrong(how_it_ended(error), "Without --candidate, the checks name the call.")
@@ -194,8 +207,7 @@ def _judge(source: OperatorSource, options: CheckOptions, checked: Checked) -> K
         answer = judge.result(JudgeAnswers(made.dispatched), Judged)
         findings = answer.findings
         if not answer.compared and not findings:
-            said = next(iter(made.refused.values()), "there was none")
-            message = f"The kernel refuses each call that the reference takes: {said}."
+            message = f"The kernel refuses each call that the reference takes: {next(iter(made.refused.values()))}."
             findings = (_wrong(message, "Give calls that both take: --calls."),)
         return KernelTrial(len(calls), answer.compared, made.dispatched, findings)
 
@@ -204,6 +216,11 @@ def how_it_ended(error: ChildEndedError | TimeoutError) -> str:
     """Says how the process of a kernel ended."""
     how = describe_end(error.status) if isinstance(error, ChildEndedError) else "did not answer in time"
     return f"The process of the kernel {how}."
+
+
+def parameters_of(schema: str) -> str:
+    """Advises on a reference that refuses calls of an operator."""
+    return f"The reference must take what the kernel takes, with the parameters of {schema}."
 
 
 def _wrong(message: str, hint: str) -> Finding:

@@ -15,9 +15,10 @@ from exportkit.libraries import mapped_beside_torch
 from exportkit.operators.contract.operator_trial import Subject, Trial, first_line
 from exportkit.operators.tools.call_files import read_calls, write_answers
 from exportkit.operators.tools.candidate import CallsMade, CandidateLoaded, LoadCandidate, MakeCalls
+from exportkit.operators.tools.checking import chosen
 from exportkit.operators.tools.cold_timer import ColdTimer
 from exportkit.operators.tools.list_worker import registers_operators
-from exportkit.operators.tools.registered import overload
+from exportkit.operators.tools.registered import has_schema, newly_registered, overload
 from exportkit.operators.tools.source import load
 
 
@@ -28,12 +29,14 @@ def dispatched_by(run: torch.autograd.profiler.profile) -> set[str]:
 
 def load_candidate(command: LoadCandidate) -> CandidateLoaded:
     """Loads the operators."""
-    load_operator_libraries([Path(each) if Path(each).is_file() else each for each in command.libraries])
-    load(command.source)
+    with newly_registered() as registered:
+        load_operator_libraries([Path(each) if Path(each).is_file() else each for each in command.libraries])
+        load(command.source)
+        names = chosen([name for name in registered() if has_schema(name)], command.operators)
     files = [path for path in mapped_beside_torch() if registers_operators(path)]
     if command.source.kind == "module" and (script := Path(command.source.text)).is_file():
         files.append(script.resolve())
-    return CandidateLoaded(tuple(map(str, files)), {name: str(overload(name)._schema) for name in command.operators})
+    return CandidateLoaded(tuple(map(str, files)), {name: str(overload(name)._schema) for name in names})
 
 
 def make_calls(command: MakeCalls) -> CallsMade:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import resource
 import shlex
 import socket
@@ -37,6 +36,7 @@ from exportkit.operators.tools.checking import (
     Origin,
     Prepare,
     Prepared,
+    chosen,
 )
 from exportkit.operators.tools.collected_calls import Collector
 from exportkit.operators.tools.forms import Argument, arguments_of
@@ -73,7 +73,7 @@ class _Worker:
             specs = _specs(options.specs)
             names = sorted(self.recorded) if command.source.kind == "model" else registered()
         self.specs = {f"{spec.namespace}::{spec.name}": spec for spec in specs}
-        self.operators = _chosen([name for name in names if has_schema(name)], options.operators)
+        self.operators = chosen([name for name in names if has_schema(name)], options.operators)
         self.references |= resolve_decompositions(self._full_names(options.references))
         calls = self._full_names(options.calls)
         functions = resolve_decompositions(calls)
@@ -83,7 +83,7 @@ class _Worker:
 
     def _full_names(self, texts: Mapping[str, str]) -> dict[str, str]:
         """Returns what the user gave by operator, by the operators' full names."""
-        return {name: text for given, text in texts.items() for name in _chosen(self.operators, [given])}
+        return {name: text for given, text in texts.items() for name in chosen(self.operators, [given])}
 
     def check(self, command: CheckOne) -> Checked:
         try:
@@ -225,17 +225,6 @@ def _specs(texts: Sequence[str]) -> list[OpSpec]:
             raise UsageError(f"--spec {text} names no OpSpec", hint="Write package.module:SPEC or path/file.py:SPEC.")
         found.append(value)
     return found
-
-
-def _chosen(names: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
-    """Returns the operators that are wanted, by names or patterns, which may leave out the namespace."""
-    found = []
-    for each in wanted:
-        matching = [n for n in names if any(fnmatch.fnmatchcase(form, each) for form in (n, n.partition("::")[2]))]
-        if not matching:
-            raise UsageError(f"there is no operator {each!r}", hint=f"There are: {', '.join(names)}.")
-        found += matching
-    return tuple(dict.fromkeys(found)) if wanted else tuple(names)
 
 
 def _limit_memory(allowed: int | None) -> None:

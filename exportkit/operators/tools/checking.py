@@ -7,10 +7,11 @@ The other checks and the other operators go on in a fresh process.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import signal
 import tempfile
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 from exportkit.child.child_client import ChildClient, ChildEndedError
 from exportkit.child.messages import Message
 from exportkit.child.process import describe_end
-from exportkit.errors import NotAnOperatorLibraryError
+from exportkit.errors import NotAnOperatorLibraryError, UsageError
 from exportkit.operators.contract.findings import Finding, OperatorReport, Severity
 from exportkit.operators.tools.journal import Step, read_step
 from exportkit.operators.tools.source import OperatorSource
@@ -226,6 +227,22 @@ def _finding(status: int, step: Step | None, timeout: int) -> Finding:
         hint = "Check every argument in the kernel, and refuse with an exception what it cannot compute. If the call "
         hint += "alone does not end a process, one before it may have written beyond its memory."
     return Finding(check, Severity.broken, message, step.call if step else None, hint)
+
+
+def fits(operator: str, name: str) -> bool:
+    """Whether a name or a pattern that the user gave, which may leave out the namespace, is an operator's."""
+    return any(fnmatch.fnmatchcase(form, name) for form in (operator, operator.partition("::")[2]))
+
+
+def chosen(operators: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+    """Returns the operators that are wanted, all if none is named. UsageError: a name fits none of them."""
+    found = []
+    for each in wanted:
+        matching = [operator for operator in operators if fits(operator, each)]
+        if not matching:
+            raise UsageError(f"there is no operator {each!r}", hint=f"There are: {', '.join(operators) or 'none'}.")
+        found += matching
+    return tuple(dict.fromkeys(found)) if wanted else tuple(operators)
 
 
 def exit_code(found: Iterable[Checked]) -> int:

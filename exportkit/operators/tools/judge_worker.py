@@ -22,7 +22,14 @@ from exportkit.operators.contract.operator_spec import default_tolerance
 from exportkit.operators.contract.operator_trial import Subject, Trial, first_line
 from exportkit.operators.contract.sample import Sample, tensors, upcast
 from exportkit.operators.tools.call_files import read_answers, write_calls
-from exportkit.operators.tools.candidate import DrawJudgedCalls, JudgeAnswers, Judged, JudgedCalls, ReferenceTimes
+from exportkit.operators.tools.candidate import (
+    DrawJudgedCalls,
+    JudgeAnswers,
+    Judged,
+    JudgedCalls,
+    ReferenceTimes,
+    parameters_of,
+)
 from exportkit.operators.tools.candidate_worker import dispatched_by
 from exportkit.operators.tools.check_worker import calls_of_function
 from exportkit.operators.tools.checking import CheckOptions
@@ -37,6 +44,10 @@ _MEMORY = re.compile(
     "select|slice|narrow|(un)?squeeze|unbind|split|chunk|item|_local_scalar_dense|result_type"
 )
 """What a kernel may ask torch for: memory, views and copies of it."""
+
+
+class _Refused(Exception):
+    """The reference refuses a call that the kernel takes. The message says so."""
 
 
 class _Judge:
@@ -58,20 +69,20 @@ class _Judge:
         if self._trial is None:
             self._define(command)
         device = usable_device("cpu" if options.device == "auto" else options.device, "")
-        self._calls = self._drawn(command.operator, options, device) if command.drawn else []
+        self._calls, why_none = self._drawn(command.operator, options, device) if command.drawn else ([], "")
         if command.calls and self._given is not None:
             torch.manual_seed(options.seed)
             given = calls_of_function(command.calls, self._given)
             self._calls += given if command.drawn else [each.with_tensors(lambda t: t.to(device)) for each in given]
-        return JudgedCalls(write_calls(self._folder / "calls.safetensors", self._calls))
+        return JudgedCalls(write_calls(self._folder / "calls.safetensors", self._calls), why_none)
 
-    def _drawn(self, name: str, options: CheckOptions, device: torch.device) -> list[Sample]:
+    def _drawn(self, name: str, options: CheckOptions, device: torch.device) -> tuple[list[Sample], str]:
         dtypes = tuple(map(parse_dtype, options.dtypes))
         journal = Journal(self._folder / "journal", options.timeout)
         collector = Collector("drawn", overload(name), journal, [device], dtypes, (), options.seed, options.most_calls)
         collector.drawn()
         journal.rest()
-        return collector.calls
+        return collector.calls, collector.why_none
 
     def _define(self, command: DrawJudgedCalls) -> None:
         """Registers the reference as the operator's kernel."""
@@ -99,7 +110,11 @@ class _Judge:
             hint = "The file is written by exportkit in the kernel's process: the kernel must have changed it."
             return Judged((Finding("judged-values", Severity.broken, message, hint=hint),), 0)
         with torch.no_grad(), torch.autograd.profiler.profile() as log:
-            expected = {number: self._expected(self._calls[number]) for number in answers}
+            try:
+                expected = {number: self._expected(self._calls[number]) for number in answers}
+            except _Refused as refused:
+                hint = parameters_of(str(self._trial.subject.overload._schema))
+                return Judged((Finding("judged-values", Severity.broken, str(refused), hint=hint),), 0)
         findings: list[Finding] = []
         for number, answer in answers.items():
             differences = [first_difference(answer, each, default_tolerance) for each in expected[number]]
@@ -111,7 +126,8 @@ class _Judge:
         if same := sorted(of_reference & {*command.dispatched}):
             message = f"The kernel calls what the reference computes with: {', '.join(same[:4])}."
             findings.append(Finding("judged-calls", Severity.broken, message, hint="Compute the result in the kernel."))
-        return Judged(tuple(findings), len(answers), self._timed(command.against) if command.against else ())
+        timed = self._timed(command.against) if command.against and not findings else ()
+        return Judged(tuple(findings), len(answers), timed)
 
     def _timed(self, against: Sequence[str]) -> tuple[ReferenceTimes, ...]:
         """Times the reference in each call."""
@@ -126,8 +142,12 @@ class _Judge:
             milliseconds = {}
             for name in against:
                 own = call.copied()
-                with torch.no_grad():
-                    result, milliseconds[name] = timer.time(partial(self._trial.run, own, ways[name]), own.tensors)
+                try:
+                    with torch.no_grad():
+                        result, milliseconds[name] = timer.time(partial(self._trial.run, own, ways[name]), own.tensors)
+                except Exception as error:  # in eager it ran before
+                    said = f"torch.compile does not take the reference: {first_line(error)}"
+                    raise UsageError(said, hint="Time it without: --against eager.") from error
             both = [*call.tensors, *tensors(result)]
             moved = sum(tensor.nbytes for tensor in both)
             dtype = str(call.floating_dtype or both[0].dtype).removeprefix("torch.")
@@ -138,7 +158,10 @@ class _Judge:
     def _expected(self, call: Sample) -> tuple[list[Tensor], list[Tensor]]:
         """Returns what the reference answers in the call's dtypes, and in float64."""
         assert self._trial is not None
-        same = [each.cpu() for each in self._trial.fresh_answer(call, self._reference)]
+        try:
+            same = [each.cpu() for each in self._trial.fresh_answer(call, self._reference)]
+        except Exception as error:
+            raise _Refused(f"The reference refuses {call.label}: {first_line(error)}.") from error
         try:
             exact = [each.cpu() for each in self._trial.fresh_answer(upcast(call), self._reference)]
         except Exception:  # it may take no float64

@@ -29,6 +29,7 @@ from exportkit.operators.tools.candidate import (
     MakeCalls,
     given_for,
     how_it_ended,
+    loaded,
     two_processes,
 )
 from exportkit.operators.tools.checking import CheckOptions
@@ -63,18 +64,17 @@ def timed(
     An operator takes about so many seconds for all rounds.
 
     Raises:
-        UsageError: An operator has no calls.
-        WrongResultError: The kernel refuses a call, its process ends, or an answer differs from the reference's.
+        UsageError: There is no such operator, or it lacks calls or a reference.
+        WrongResultError: Kernel or reference refuses a call, or ends its process, or their answers differ.
     """
-    for operator, reference in options.references.items():
-        calls = given_for(operator, options.calls)
-        if calls is None:
-            hint = f"Give the sizes that matter: --calls {operator}=FILE.py:FUNCTION."
-            raise UsageError(f"there are no calls of {operator} to time", hint=hint)
+    for operator, schema in loaded(source, options, (*options.references, *options.calls)).schemas.items():
+        reference, calls = given_for(operator, options.references), given_for(operator, options.calls)
+        if reference is None or calls is None:
+            lacking = "--reference" if reference is None else "--calls"
+            raise UsageError(f"{operator} has no {lacking}", hint=f"Give {lacking} {operator}=FILE.py:FUNCTION.")
         progress(f"timing {operator}")
-        yield from _timed_operator(
-            source, options, DrawJudgedCalls(operator, "", reference, calls, options, ""), against, seconds
-        )
+        draw = DrawJudgedCalls(operator, schema, reference, calls, options, "", drawn=False)
+        yield from _timed_operator(source, options, draw, against, seconds)
 
 
 def _timed_operator(
@@ -82,22 +82,25 @@ def _timed_operator(
 ) -> list[TimedCall]:
     found: list[TimedCall] = []
     with two_processes() as (folder, judge, kernel):
-        loaded = kernel.result(LoadCandidate(source, options.libraries, (draw.operator,)), CandidateLoaded)
-        draw = replace(draw, schema=loaded.schemas[draw.operator], folder=folder, drawn=False)
+        kernel.result(LoadCandidate(source, options.libraries), CandidateLoaded)
         end = time.monotonic() + seconds
         for number in range(_MOST_ROUNDS):
             if number > _LEAST_ROUNDS and time.monotonic() > end:
                 break
-            seeded = replace(draw, options=replace(options, seed=options.seed + number))
+            seeded = replace(draw, folder=folder, options=replace(options, seed=options.seed + number))
             calls = judge.result(seeded, JudgedCalls).calls
             try:
                 limit = float(options.timeout * len(calls))
                 made = kernel.result(MakeCalls(draw.operator, calls, folder, timed=True), CallsMade, timeout=limit)
             except (ChildEndedError, TimeoutError) as error:
-                raise _not_timed(draw.operator, how_it_ended(error)) from error
+                raise _not_timed(draw, how_it_ended(error)) from error
+            for which, why in made.refused.items():
+                hint = f"Give calls that it takes: its schema is {draw.schema}."
+                raise _not_timed(draw, f"The kernel refuses {calls[int(which)]['label']}: {why}.", hint)
             clock = _clock(options.device)
             judged = judge.result(JudgeAnswers((), tuple(against)), Judged)
-            _check(draw.operator, made, judged)
+            for finding in judged.findings:
+                raise _not_timed(draw, finding.message, finding.hint)
             if number == 0:  # compilers and allocators warm up
                 found = [TimedCall(draw.operator, each.sizes, each.dtype, each.moved_bytes) for each in judged.timed]
                 continue
@@ -108,18 +111,9 @@ def _timed_operator(
     return found
 
 
-def _check(operator: str, made: CallsMade, judged: Judged) -> None:
-    wrong = [finding.message for finding in judged.findings] + [
-        f"It refuses a call: {why}." for why in made.refused.values()
-    ]
-    if wrong:
-        raise _not_timed(operator, wrong[0])
-
-
-def _not_timed(operator: str, why: str) -> WrongResultError:
-    return WrongResultError(
-        f"{operator} is not timed. {why}", hint="`exportkit ops check` of the library names the call."
-    )
+def _not_timed(draw: DrawJudgedCalls, why: str, hint: str | None = None) -> WrongResultError:
+    hint = hint or "`exportkit ops check` of the library names the call."
+    return WrongResultError(f"{draw.operator} is not timed. {why}", hint=hint)
 
 
 def _clock(device: str) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 
@@ -12,6 +14,34 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
 
 def to_time():
     yield (torch.randn(300, 7),), {}
+
+
+def two(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y
+
+
+def raising(x: torch.Tensor) -> torch.Tensor:
+    raise ValueError("not today")
+
+
+def ending(x: torch.Tensor) -> torch.Tensor:
+    os.abort()
+
+
+def eager_only(x: torch.Tensor) -> torch.Tensor:
+    return x @ x if torch.compiler.is_compiling() else x * 2
+
+
+def words():
+    yield ("a",), {}
+
+
+def keywords():
+    yield (torch.randn(300, 7),), {"by": 2}
+
+
+def sets():
+    yield ({1},), {}
 
 
 def ramp(n: int) -> torch.Tensor:

@@ -50,6 +50,16 @@ def test_kernels_that_please_a_check_are_found_and_stated(tmp_path: Path) -> Non
     assert {each["reference_sha256"] for each in found.values()} == {reference}
 
 
+def test_a_reference_that_takes_no_call_is_said_with_its_error(tmp_path: Path) -> None:
+    code, statement = judge(tmp_path, "own", reference=f"{FOLDER / 'doubled.py'}:two")
+    (operator,) = statement["predicate"]["operators"]
+    (finding,) = operator["findings"]
+    assert code == 1
+    assert "TypeError: two() missing 1 required positional argument: 'y'." in finding["message"]
+    assert finding["hint"].endswith("with the parameters of candidates::own(Tensor x) -> Tensor.")
+    assert operator["judged"]["calls"] == 0
+
+
 @pytest.mark.slow
 def test_a_seed_that_is_given_repeats_a_run_and_is_stated(tmp_path: Path) -> None:
     code, statement = judge(tmp_path, "own", seed=7)
@@ -72,8 +82,8 @@ def test_without_a_reference_there_is_nothing_to_judge_by(tmp_path: Path, capsys
 
 
 def time_it(tmp_path: Path, name: str, *options: str, reference: str = "doubled", calls: str = "to_time") -> int:
-    operator, file = f"candidates::{name}", FOLDER / "doubled.py"
-    given = [f"--reference={operator}={file}:{reference}", f"--calls={operator}={file}:{calls}"]
+    file = FOLDER / "doubled.py"
+    given = [f"--reference={name}={file}:{reference}", f"--calls=candidates::{name}={file}:{calls}"]
     files = ["--output", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.svg")]
     return main(["bench", "ops", "--candidate", str(KERNELS), "--seconds", "0.1", *given, *files, *options])
 
@@ -117,6 +127,34 @@ def test_a_kernel_that_is_wrong_or_ends_its_process_is_not_timed(tmp_path: Path,
     assert time_it(tmp_path, name, "--against", "eager", "--device", device) == 1
     assert f"candidates::{name} is not timed. {why}" in capsys.readouterr().err
     assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "functions", "code", "said"),
+    [
+        ("owl", {}, 2, "there is no operator 'owl'\n  There are: candidates::aside, "),
+        ("own", {"calls": "words"}, 1, "is not timed. The kernel refuses call 0 of "),
+        ("own", {"calls": "keywords"}, 1, "Give calls that it takes: its schema is candidates::own(Tensor x)"),
+        ("own", {"calls": "sets"}, 2, "a call has an argument of type set"),
+        ("own", {"reference": "two"}, 1, "with the parameters of candidates::own(Tensor x) -> Tensor."),
+        ("own", {"reference": "raising"}, 1, "doubled.py:to_time: ValueError: not today."),
+        ("own", {"reference": "ending"}, 1, "the process of the reference was killed by SIGABRT"),
+    ],
+    ids=["owl", "words", "keywords", "sets", "two", "raising", "ending"],
+)
+@pytest.mark.slow_but("owl", "keywords", "two")
+def test_what_cannot_be_timed_is_said_in_words(tmp_path, name, functions, code, said, capsys):
+    assert time_it(tmp_path, name, "--against", "eager", **functions) == code
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_reference_that_does_not_compile_can_be_timed_in_eager_as_is_advised(tmp_path: Path, capsys) -> None:
+    assert time_it(tmp_path, "own", "--against", "compile", reference="eager_only") == 2
+    said = capsys.readouterr().err
+    assert "torch.compile does not take the reference: " in said
+    assert "--against eager." in said
+    assert time_it(tmp_path, "own", "--against", "eager", reference="eager_only") == 0
 
 
 def test_what_is_timed_needs_a_reference_and_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
