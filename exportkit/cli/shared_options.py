@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from exportkit.export.models.model_names import check_model_name
+from exportkit.export.models.model_names import check_model_name, check_not_weights
 from exportkit.package.trust import Trust
 from exportkit.reference_model import ReferenceModel
 from exportkit.verify.options import VerifyOptions
@@ -26,6 +26,7 @@ class _Artifact(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if re.fullmatch(r"[\w./-]+:[A-Za-z_]\w*", str(value)) and not Path(value).exists():
             self.fail(f"{value} is a model, not a file: `exportkit export {value} -o OUT.pt2` makes one", param, ctx)
+        check_not_weights(Path(value))
         return super().convert(value, param, ctx)
 
 

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from exportkit.cli import main
 from exportkit.cli.serve import command
@@ -91,6 +93,16 @@ def test_a_bad_package_is_refused_before_anything_listens(tiny_package: Path, tm
     assert code == 3
     assert json.loads(out)["error"]["kind"] == "NotAnArchiveError"
     assert "listening" not in err
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "old.bin"])
+def test_weights_where_a_package_is_wanted_are_called_weights(tmp_path: Path, capsys: Any, name: str):
+    (tmp_path / name).write_bytes(save({"x": np.zeros(2)}))
+    for arguments in (["serve", tmp_path / name], ["package", tmp_path / name, "-o", tmp_path / "out.pt2"]):
+        code, _, err = commands.run(capsys, *arguments)
+        assert code == 2
+        assert f"{name}' is a checkpoint: it has weights, and not the model's code" in err
+        assert "`exportkit export path/file.py:Class --weights " in err
 
 
 def test_an_unsigned_package_is_refused_by_a_key_and_by_a_policy(

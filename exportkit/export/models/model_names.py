@@ -30,6 +30,12 @@ def check_model_name(model: str) -> None:
         _check_file(Path(name))
 
 
+def check_not_weights(path: Path) -> None:
+    """Refuses a checkpoint where a package is wanted. What an archive is, the reader of packages says."""
+    if path.suffix in _WEIGHTS and path.is_file() and not zipfile.is_zipfile(path):
+        raise _weights_alone(path)
+
+
 def _weights_alone(path: Path) -> ModelNotFoundError:
     """Explains that a checkpoint has weights, which the model's code must take; or that a file is TorchScript's."""
     if zipfile.is_zipfile(path):
@@ -38,7 +44,7 @@ def _weights_alone(path: Path) -> ModelNotFoundError:
                 hint = "Name the code that it was made of: path/file.py:Class, with --weights for its parameters."
                 return ModelNotFoundError(f"{str(path)!r} is TorchScript, which torch.export does not read", hint=hint)
     weights = shlex.quote(str(path.with_suffix(".safetensors")))
-    hint = f"Name the code that makes the model: path/file.py:Class --weights {weights}."
+    hint = f"Name the code that makes the model: `exportkit export path/file.py:Class --weights {weights}`."
     if path.suffix != ".safetensors":
         hint += f" {to_safetensors(path)}"
     return ModelNotFoundError(f"{str(path)!r} is a checkpoint: it has weights, and not the model's code", hint=hint)
