@@ -168,7 +168,8 @@ def _check_graphs(options: RunnerOptions, choice: targets.Choice) -> None:
         return
     if choice.target.device == "cpu":
         said = f"cuda_graphs is for a model on CUDA; target {choice.target.name} is for the CPU"
-        raise UsageError(said, hint="Load it without cuda_graphs, or with device='cuda'.")
+        hint = "Load it without cuda_graphs (--cuda-graphs), or with device='cuda' (--device cuda)."
+        raise UsageError(said, hint=hint)
     if reason := why_no_graphs():
         raise HostError(
             f"there are no CUDA graphs here: {reason}",
