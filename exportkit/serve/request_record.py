@@ -65,6 +65,7 @@ class RequestRecord:
         method: The HTTP method, or the full name of the RPC.
         path: The URL's path without its query, as the client wrote it. Empty for gRPC.
         remote: The client's address, without its port. Empty: not known.
+        asked: The model's name, as the client wrote it. Empty: no model is asked for.
         model: The served model that is asked for an inference. Empty: none, or no such model is served.
         version: Its version. Empty: no version was chosen.
         status: The HTTP status, or 0 before the answer has begun. 499: the client went away.
@@ -83,6 +84,7 @@ class RequestRecord:
     method: str = ""
     path: str = ""
     remote: str = ""
+    asked: str = ""
     model: str = ""
     version: str = ""
     status: int = 0

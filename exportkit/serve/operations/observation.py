@@ -113,19 +113,22 @@ class Observation:
                 await app(scope, receive, send_all)
             finally:
                 self.in_flight -= 1
+                record.asked = scope.get("path_params", {}).get("model", "")
                 self.finished(record)
 
         return observed
 
 
 _PAGE_NUMBERS = "/page/status"
+_PROBES = ("/health/live", "/ready", "/ServerLive", "/ServerReady", "/ModelReady", "/grpc.health.v1.Health/Check")
 _SHOWN = 500  # characters of what a client wrote
 
 
 class AccessLog:
     """Writes what is known about a request. Everything but ASCII is escaped, so that a line is a request.
 
-    An open page asks for its numbers every second. These answers are left out.
+    An open page asks for its numbers every second, and a probe whether it may send requests. These answers are left
+    out; the server's log says what becomes ready.
     """
 
     def __init__(self, writer: LineWriter) -> None:
@@ -133,7 +136,10 @@ class AccessLog:
 
     def __call__(self, record: RequestRecord) -> None:
         """Writes a line."""
-        if record.path == _PAGE_NUMBERS and record.status == 200:
+        asked = record.path.rstrip("/") or record.method
+        if asked == _PAGE_NUMBERS and record.status == 200:
+            return
+        if asked.endswith(_PROBES) and record.status in (200, 503):
             return
         self._writer.write(json.dumps(entry(record)).encode())
 
@@ -148,7 +154,7 @@ def entry(record: RequestRecord) -> dict[str, Any]:
         "protocol": record.protocol,
         "method": record.method[:_SHOWN],
         "path": record.path[:_SHOWN],
-        "model": record.model,
+        "model": record.model or record.asked[:_SHOWN],
         "version": record.version,
         "status": record.status,
         "received": record.received_bytes,

@@ -119,6 +119,7 @@ class InferenceService:
     ) -> bytes:
         received = ReceivedRequest(data)
         del data
+        record.asked = received.model
         model = self._repository.model(received.model, received.version, received.method)
         record.model, record.version = model.name, model.version
         with model.admit(received.size, waits=streamed and received.sequence is not None):
@@ -141,6 +142,7 @@ def _from_json(name: str, answer: Callable[[Any], Any]) -> Callable[[RpcCall], A
 
     async def from_json(call: RpcCall) -> bytes:
         request = read_message(takes, await call.message())
+        call.record.asked = getattr(request, "model_name", "") or getattr(request, "name", "")
         if repository := getattr(request, "repository_name", ""):
             raise NotOfferedError(f"this server has one model repository, without a name; got {repository!r}")
         fields = answer(request)
