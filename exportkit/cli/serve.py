@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from pathlib import Path
@@ -264,4 +265,5 @@ def _exit(code: int, line: str) -> NoReturn:
 
 
 def _report(line: str) -> None:
-    click.echo(printable(line), err=True)
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        click.echo(printable(line), err=True)

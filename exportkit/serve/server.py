@@ -161,7 +161,7 @@ class _Server:
         self._keys = keys
         self._started = started
         self._report = report
-        self._repository = Repository(options)
+        self._repository = Repository(options, report)
         self._metrics = Metrics(self._repository)
         self._log = LineWriter(sys.stderr.fileno(), self._metrics.log_lines_lost.inc) if options.access_log else None
         self._traces = None if options.traces is None else _traces_to(options.traces)
@@ -273,10 +273,12 @@ class _Server:
             for model in self._repository.models()
         )
         address = None if grpc is None else f"{url_host(self._options.listen.host)}:{grpc.port}"
-        for model in models:
-            self._report(f"model {model['name']}, version {model['version']}, on {', '.join(model['devices'])}")
-        for name, reason in self._repository.left_out().items():
-            self._report(f"not served: {name}, which {reason}")
+        if not models:
+            folder = self._options.repository
+            self._report(
+                f"no model: {folder} has no FILE.pt2 and no NAME/VERSION/model.pt2. It is not watched; "
+                "POST /v2/repository/models/NAME/load loads what is put there"
+            )
         self._report(f"ready: HTTP on {url}" + (f", gRPC on {address}" if address else ""))
         self._started(Started(pid=os.getpid(), http=url, grpc=address, models=models))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from exportkit.serve.engine.checked_request import DEFAULT_PRIORITY
 from exportkit.serve.engine.servable import Servable
 from exportkit.serve.protocol.datatypes import datatype_of
 from exportkit.serve.sequences.table import SequenceLimits
-from exportkit.sizes import input_bytes
+from exportkit.sizes import input_bytes, state_bytes, state_dimensions
 
 PLATFORM = "torch_aoti"  # as Triton's PyTorch backend has it
 
@@ -113,6 +114,22 @@ class ModelDescription:
         if self.batching.dimension is not None:
             sizes[self.batching.dimension.name] = self.batching.max_rows
         return input_bytes(call, sizes)
+
+    def warnings(self) -> Iterator[str]:
+        """Yields which limits the model can never meet."""
+        limits, batching = self.limits, self.batching
+        if limits.max_rows is not None and limits.max_rows > batching.max_rows:
+            why = batching.reason or f"a batch has at most {batching.max_rows} rows"
+            yield f"--max-batch {limits.max_rows} is never reached by {self.name}: {why}"
+        least = input_bytes(self.call, {each.name: each.min for each in self.call.dimensions})
+        if least > limits.max_queued_bytes:
+            said = f"--max-queue-bytes {limits.max_queued_bytes} refuses every request of {self.name}"
+            yield f"{said}, whose inputs have at least {least} bytes"
+        most = self.sequences.most_bytes
+        least = state_bytes(self.manifest, {name: low for name, (low, _) in state_dimensions(self.manifest).items()})
+        if self.stateful and least > most:
+            said = f"--max-sequence-bytes {most} refuses every sequence of {self.name}"
+            yield f"{said}, whose state has at least {least} bytes"
 
     def config(self) -> dict[str, Any]:
         """Returns Triton's ModelConfig in JSON."""

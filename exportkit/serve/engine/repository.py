@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -82,13 +82,14 @@ class _Entry:
 class Repository:
     """The models that are served. All methods are for the event loop's thread."""
 
-    def __init__(self, options: ServeOptions) -> None:
-        """Nothing is loaded yet.
+    def __init__(self, options: ServeOptions, report: Callable[[str], object] = lambda line: None) -> None:
+        """Nothing is loaded yet. `report` gets a line for whatever is loaded, is not, and is unloaded.
 
         Raises:
             UsageError: The model repository cannot be read, or two packages have the same name.
         """
         self._options = options
+        self._report = report
         self._entries = [_Entry(package, package.version or "") for package in self._packages()]
         self._changing = asyncio.Lock()  # loads and unloads follow one another
         self._closing: set[asyncio.Future[None]] = set()  # models that were exchanged and have requests to answer
@@ -191,14 +192,6 @@ class Repository:
         """Returns the sequences of packages with state, by the package's name."""
         return self._sequences
 
-    def left_out(self) -> Mapping[str, str]:
-        """Returns why methods are not served, by the name by which they would be."""
-        return {
-            f"{load.name}.{method}": reason
-            for load in self._loads()
-            for method, reason in load.offered.left_out.items()
-        }
-
     def index(self) -> Sequence[IndexEntry]:
         """Returns what there is, loaded or not. It looks into the model repository again."""
         found = [each for entry in self._entries for each in _indexed(entry)]
@@ -229,6 +222,7 @@ class Repository:
             try:
                 packages = await asyncio.to_thread(self._packages)
             except UsageError as error:
+                self._report(f"error: the model {name} is not loaded: {error.message}")
                 raise BackendError(error.message, hint=error.hint) from error
             named = [package for package in packages if package.name == name]
             if not named:
@@ -236,15 +230,17 @@ class Repository:
                 raise NotServedError(f"the repository has no model {name}")
             named.sort(key=lambda package: newest_last(package.version or ""))
             source = None if weights is None else _weights_file(named[-1], weights)
-            try:
-                for package in named:
-                    await self._load(self._entry_of(package), source if package is named[-1] else None)
-            except NotReadyError:
-                raise
-            except ExportkitError as error:
-                raise BackendError(f"the model {name} cannot be loaded: {error.message}", hint=error.hint) from error
-            except (OSError, RuntimeError) as error:  # such as memory that is missing
-                raise BackendError(f"the model {name} cannot be loaded: {error}") from error
+            for package in named:
+                entry = self._entry_of(package)
+                try:
+                    await self._load(entry, source if package is named[-1] else None)
+                except NotReadyError:
+                    raise
+                except (ExportkitError, OSError, RuntimeError) as error:  # such as memory that is missing
+                    why, hint = (error.message, error.hint) if isinstance(error, ExportkitError) else (str(error), None)
+                    goes_on = f"; version {entry.version} goes on" if entry.load else ""
+                    self._report(f"error: the model {name} is not loaded from {package.path}: {why}{goes_on}")
+                    raise BackendError(f"the model {name} cannot be loaded: {why}", hint=hint) from error
             gone = [e for e in self._entries if e.package.name == name and e.package.path not in _paths(named)]
             await asyncio.gather(*(self._close(entry, "it is unloaded") for entry in gone))
             self._entries = [entry for entry in self._entries if entry not in gone]
@@ -302,6 +298,15 @@ class Repository:
             self._counted[model.name, model.version] = model.counted
         entry.load, entry.state, entry.reason, entry.loaded = load, "READY", "", loaded
         entry.version = load.version
+        source = f"from {package.path}" + (f" with {weights.name}" if weights else "")
+        instead = f", in place of version {old.version}" if old is not None else ""
+        for described in made.methods:
+            on = ", ".join(described.devices)
+            self._report(f"model {described.name}, version {described.version}, on {on}, {source}{instead}")
+            for warning in described.warnings():
+                self._report(f"warning: {warning}")
+        for method, reason in load.offered.left_out.items():
+            self._report(f"not served: {load.name}.{method}, which {reason}")
         if old is not None:
             # Nobody waits for it: a slow client may still send it a body.
             closing = asyncio.ensure_future(old.close(successor=lambda: entry.load))
@@ -366,6 +371,8 @@ class Repository:
         await load.close()
         entry.load, entry.loaded = None, None
         entry.state, entry.reason = "UNAVAILABLE", "the server drains" if self._draining else "unloaded"
+        if not self._draining:
+            self._report(f"model {load.name}, version {load.version}, is unloaded")
 
 
 def _paths(packages: Sequence[PackageFile]) -> set[Path]:

@@ -51,12 +51,13 @@ async def serving(
     batch: BatchLimits | None = None,
     sequences: SequenceLimits | None = None,
     adapters: Path | None = None,
+    report: Callable[[str], object] = lambda line: None,
     **load: Any,
 ) -> AsyncIterator[Repository]:
     """A repository that is open, and drained at the end; that waits for no sequence unless `sequences` says so."""
     sequences = sequences or SequenceLimits(finish_seconds=0)
     options = ServeOptions(packages, repository, LoadOptions(**load), batch or BatchLimits(), sequences, adapters)
-    served = Repository(options)
+    served = Repository(options, report)
     await served.open()
     try:
         yield served

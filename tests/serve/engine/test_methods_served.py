@@ -53,9 +53,19 @@ async def test_a_method_without_state_answers_under_its_name(recorder_package, i
     assert metadata["methods"]["fill"]["served_as"] is None
 
 
+async def test_a_limit_of_bytes_that_no_sequence_meets_is_warned_of(recorder_package):
+    lines: list[str] = []
+    async with serving(recorder_package, sequences=SequenceLimits(most_bytes=1), report=lines.append):
+        warnings = [line for line in lines if line.startswith("warning: ")]
+    assert warnings[0].startswith("warning: --max-sequence-bytes 1 refuses every sequence of recorder.")
+
+
 async def test_what_is_not_served_is_refused_by_its_name_and_says_why(recorder_package):
-    async with serving(recorder_package, sequences=NONE) as repository:
-        said = repository.left_out()
+    lines: list[str] = []
+    async with serving(recorder_package, sequences=NONE, report=lines.append) as repository:
+        served, *others = lines
+        assert served == f"model recorder.embed, version 1, on cpu, from {recorder_package}"
+        said = dict(line.removeprefix("not served: ").split(", which ", 1) for line in others)
         assert said["recorder.push"] == "has state (cache, position, gain), which belongs to a session"
         assert "writes into its input out" in said["recorder.fill"]
         assert set(said) == {"recorder.push", "recorder.peek", "recorder.fill"}

@@ -278,6 +278,41 @@ async def test_a_package_that_cannot_be_loaded_leaves_the_old_one_serving(tmp_pa
         await before.infer(request(rows.example(1)))
 
 
+async def test_the_log_says_what_was_loaded_from_where_what_failed_and_what_was_unloaded(tmp_path):
+    package, lines = rows.write(tmp_path / "rows.pt2", rows.example(2), version="0"), []
+    async with serving(package, warm_up=False, report=lines.append) as repository:
+        rows.write(package, rows.example(2), version="2")
+        await repository.load("rows", {})
+        package.unlink()
+        package.write_bytes(b"no archive")
+        with pytest.raises(BackendError):
+            await repository.load("rows", {})
+        await repository.unload("rows")
+    first, second, failed, unloaded = lines  # and no line of the end
+    assert first == f"model rows, version 0, on cpu, from {package}"
+    assert second == f"model rows, version 2, on cpu, from {package}, in place of version 0"
+    assert failed.startswith(f"error: the model rows is not loaded from {package}: ")
+    assert failed.endswith("archive; version 2 goes on")
+    assert unloaded == "model rows, version 2, is unloaded"
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        (BatchLimits(max_rows=32, max_queued_bytes=34), []),
+        (BatchLimits(max_rows=33), ["--max-batch 33 is never reached by rows: a batch has at most 32 rows"]),
+        (
+            BatchLimits(max_queued_bytes=33),
+            ["--max-queue-bytes 33 refuses every request of rows, whose inputs have at least 34 bytes"],
+        ),
+    ],
+)
+async def test_limits_that_a_model_never_meets_are_warned_of(rows_package, limits, said):
+    lines = []
+    async with serving(rows_package, batch=limits, report=lines.append):
+        assert lines[1:] == [f"warning: {line}" for line in said]
+
+
 async def test_versions_come_and_go(rows_package, folder):
     def put(version):
         (folder / "rows" / version).mkdir(parents=True)

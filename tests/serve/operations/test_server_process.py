@@ -44,13 +44,13 @@ def metrics(server: ServerProcess) -> dict[tuple[str, ...], float]:
 # --- a server that runs -----------------------------------------------------------------------------------------------
 
 
-def test_it_says_where_it_listens_and_what_it_serves(server: ServerProcess):
+def test_it_says_where_it_listens_and_what_it_serves(server: ServerProcess, tiny_package: Path):
     assert server.started["pid"] == server.pid
     assert server.started["models"] == [{"name": "tiny", "version": "1", "devices": ["cpu"]}]
     http, address = server.started["http"], server.started["grpc"]
     assert server.report == [
         f"listening on {http}; loading models",
-        "model tiny, version 1, on cpu",
+        f"model tiny, version 1, on cpu, from {tiny_package}",
         f"ready: HTTP on {http}, gRPC on {address}",
     ]
     assert server.ask("/v2/health/ready")[0] == 200
@@ -144,6 +144,55 @@ def test_every_request_is_a_line_of_json_in_the_access_log(server: ServerProcess
     assert (forged["status"], forged["reason"], forged["model"]) == (404, "invalid", "")
     assert re.fullmatch(r"[0-9a-f]{32}", forged["id"])
     assert not [line for line in server.access_log if "forged" in line]
+
+
+def test_the_access_log_names_the_model_that_is_asked_for_and_leaves_probes_out(server: ServerProcess):
+    server.ask("/v2/health/ready/", headers={"X-Request-Id": "probe"})
+    server.ask("/v2/models/tiny/ready", headers={"X-Request-Id": "probe"})
+    asked = {"load": "tiny", "metadata": "tiny", "config": "tiny", "unload": "none", "infer": "none"}
+    server.ask("/v2/repository/models/tiny/load", b"{}", {"X-Request-Id": "HTTP-load"})
+    server.ask("/v2/models/tiny", headers={"X-Request-Id": "HTTP-metadata"})
+    server.ask("/v2/models/tiny/config", headers={"X-Request-Id": "HTTP-config"})
+    server.ask("/v2/repository/models/none/unload", b"{}", {"X-Request-Id": "HTTP-unload"})
+    server.ask("/v2/models/none/infer", b"{}", {"X-Request-Id": "HTTP-infer"})
+    with triton_grpc.InferenceServerClient(server.started["grpc"]) as client:
+        assert client.is_server_ready(headers={"x-request-id": "probe"})
+        assert client.is_model_ready("tiny", headers={"x-request-id": "probe"})
+        client.load_model("tiny", headers={"x-request-id": "gRPC-load"})
+        client.get_model_metadata("tiny", headers={"x-request-id": "gRPC-metadata"})
+        client.get_model_config("tiny", headers={"x-request-id": "gRPC-config"})
+        with pytest.raises(triton_grpc.InferenceServerException):
+            client.unload_model("none", headers={"x-request-id": "gRPC-unload"})
+        with pytest.raises(triton_grpc.InferenceServerException):
+            client.infer("none", triton_inputs(triton_grpc, arrays()), headers={"x-request-id": "gRPC-infer"})
+    wanted = {f"{way}-{what}": name for way in ("HTTP", "gRPC") for what, name in asked.items()}
+    server.until(lambda: wanted.keys() <= {line["id"] for line in server.access_log})
+    found = {line["id"]: line["model"] for line in server.access_log}
+    assert {key: found[key] for key in wanted} == wanted
+    assert "probe" not in found
+
+
+def test_a_server_without_a_model_says_so_and_that_nothing_is_watched(launcher: Launcher, tmp_path: Path):
+    server = launcher.start("--model-repository", tmp_path, "--no-grpc").wait_until_ready()
+    (said,) = server.report[1:-1]
+    assert said.startswith(f"no model: {tmp_path} has no FILE.pt2")
+    assert "It is not watched" in said
+    assert server.stop() == 0
+
+
+def test_limits_that_are_never_met_are_said_at_the_start(launcher: Launcher, tiny_package: Path):
+    limits = ("--max-batch", 8192, "--max-queue-bytes", 10)
+    server = launcher.start(tiny_package, "--no-grpc", *limits).wait_until_ready()
+    warnings = [line for line in server.report if line.startswith("warning: ")]
+    assert [line.split()[1] for line in warnings] == ["--max-batch", "--max-queue-bytes"]
+    assert server.stop() == 0
+
+
+def test_cuda_graphs_on_a_cpu_are_refused_in_words_of_the_command_line(launcher: Launcher, tiny_package: Path):
+    server = launcher.start(tiny_package, "--no-grpc", "--device", "cpu", "--cuda-graphs")
+    assert server.wait() == 2
+    assert "--cuda-graphs" in server.report[-1]
+    assert "--device cuda" in server.report[-1]
 
 
 @pytest.mark.parametrize("option", ["--port", "--grpc-port"])
