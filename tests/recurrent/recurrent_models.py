@@ -1,8 +1,7 @@
-"""Models with recurrent layers, and a plain loop that computes such a layer step by step."""
+"""Models with recurrent layers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,57 +137,3 @@ class Both(nn.Module):
 def both() -> ExportSpec:
     """For `exportkit export`."""
     return ExportSpec(Both().eval(), packed_inputs(3, 7), dynamic_shapes=packed_spec().dynamic_shapes)
-
-
-# --- the oracle -------------------------------------------------------------------------------------------------------
-
-
-def stepped(options: Options, layer: nn.RNNBase, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Computes a layer in float64, one step after the other, as torch's documents define it.
-
-    Returns:
-        The output and the last states, as the layer returns them.
-    """
-    x, *states = (tensor.double() for tensor in inputs)
-    if not options.batched:
-        x, states = x.unsqueeze(0 if options.batch_first else 1), [state.unsqueeze(1) for state in states]
-    if options.batch_first:
-        x = x.transpose(0, 1)
-    directions = 2 if options.bidirectional else 1
-    sizes = [options.projection or SIZE, SIZE] if options.kind == "lstm" else [SIZE]
-    states = states or [x.new_zeros(options.layers * directions, x.shape[1], size) for size in sizes]
-    last: list[list[Tensor]] = []
-    for number in range(options.layers):
-        outs = []
-        for direction in range(directions):
-            suffix = f"_l{number}{'_reverse' if direction else ''}"
-            w = {name.removesuffix(suffix): p.double() for name, p in layer.named_parameters() if name.endswith(suffix)}
-            state = [of[number * directions + direction] for of in states]
-            steps = range(len(x) - 1, -1, -1) if direction else range(len(x))
-            out: list[Tensor] = [x] * len(x)
-            for t in steps:
-                state = _step(options.kind, x[t], state, w)
-                out[t] = state[0]
-            outs.append(torch.stack(out))
-            last.append(state)
-        x = torch.cat(outs, dim=2)
-    ends = [torch.stack([state[i] for state in last]) for i in range(len(sizes))]
-    x = x.transpose(0, 1) if options.batch_first else x
-    if not options.batched:
-        x, ends = x.squeeze(0 if options.batch_first else 1), [end.squeeze(1) for end in ends]
-    return [x, *ends]
-
-
-def _step(kind: str, x: Tensor, state: list[Tensor], w: dict[str, Tensor]) -> list[Tensor]:
-    into = x @ w["weight_ih"].T + w.get("bias_ih", 0)
-    onto = state[0] @ w["weight_hh"].T + w.get("bias_hh", 0)
-    if kind == "lstm":
-        i, f, g, o = (into + onto).chunk(4, dim=1)
-        c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-        h = o.sigmoid() * c.tanh()
-        return [h @ w["weight_hr"].T if "weight_hr" in w else h, c]
-    if kind == "gru":
-        (r, z, n), (rh, zh, nh) = into.chunk(3, dim=1), onto.chunk(3, dim=1)
-        update = (z + zh).sigmoid()
-        return [(1 - update) * (n + (r + rh).sigmoid() * nh).tanh() + update * state[0]]
-    return [(into + onto).tanh() if kind == "tanh" else (into + onto).relu()]

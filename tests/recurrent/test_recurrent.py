@@ -22,7 +22,7 @@ from exportkit.export.trace.trace_method import trace_with_torch_export
 from exportkit.recurrent import fakes
 from tests.conftest import DEVICES
 from tests.drawn import examples
-from tests.recurrent.recurrent_models import FEATURES, SIZE, Options, packed_inputs, packed_spec, stepped
+from tests.recurrent.recurrent_models import FEATURES, SIZE, Options, packed_inputs, packed_spec
 from tests.subprocesses import run_python
 
 ALL = {"lstm", "gru", "rnn_tanh", "rnn_relu", "pack", "unpack"}
@@ -74,13 +74,8 @@ def test_every_layer_has_eagers_bits_at_every_size(layer: Options, device: str) 
     module = program.module(check_guards=False)
     for batch, length in ((1, 1), (1, 9), (4, 1), (9, 8), (5, 31)) if layer.batched else ((1, 1), (1, 31)):
         inputs = [tensor.to(device) for tensor in layer.inputs(batch, length)]
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # `rough` knows of float32
-            found, eager = answers(module, inputs), answers(eager_model, inputs)
+        found, eager = answers(module, inputs), answers(eager_model, inputs)
         assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(found, eager, strict=True))
-        rough = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 2e-2, torch.bfloat16: 1e-1}[layer.dtype]
-        rough *= 2 if device == "cuda" else 1  # cuDNN's tanh
-        for a, b in zip(found, stepped(layer, spec.model.layer, inputs), strict=True):
-            torch.testing.assert_close(a.double(), b, rtol=rough, atol=rough)
 
 
 @pytest.mark.slow_but("any-order-longest*")
