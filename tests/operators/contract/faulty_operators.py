@@ -93,22 +93,6 @@ def fault(
     return Fault(check, Subject(overload, matrices() if calls is None else calls, reference), smallest)
 
 
-def _halved(x: Tensor) -> Tensor:
-    return x[:, : x.shape[1] // 2].clone(memory_format=torch.contiguous_format)
-
-
-def _halved_rounding_up(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], (x.shape[1] + 1) // 2)
-
-
-def _halved_fake(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], x.shape[1] // 2)
-
-
-EVEN = (Sample("(4, 6)", (torch.ones(4, 6),)), Sample("(2, 8)", (torch.ones(2, 8),)))
-"""Calls at which the lie about odd sizes does not show."""
-
-
 def _half_under_autocast(x: Tensor) -> Tensor:
     return doubled(x).bfloat16() if torch.is_autocast_enabled("cpu") else doubled(x)
 
@@ -196,14 +180,6 @@ def _add_taking_strides_of_the_first(x: Tensor, y: Tensor) -> Tensor:
 
 
 FAULTS = {
-    "wrong shape only at odd sizes": fault(
-        "fake-shape",
-        "torch.manual_seed(0)\ntorch.ops.faulty.halved(torch.randn(1, 1))",
-        "halved",
-        _halved,
-        _halved_rounding_up,
-        calls=EVEN,
-    ),
     "dtype under autocast": fault("autocast", "torch.randn(1, 1)", "half_under_autocast", _half_under_autocast),
     "hidden mutation": fault("mutation", "torch.randn(1, 3)", "mutating", _mutating),
     "race": fault("threads", "torch.ops.faulty.racing(", "racing", _racing),
@@ -245,7 +221,6 @@ HONEST = {
     "writes to an argument": Subject(
         operator("written", _written, _written_fake, "(Tensor x, Tensor(a!) out) -> ()"), _two()
     ),
-    "shape": Subject(operator("halved_honest", _halved, _halved_fake), EVEN),
     "double": Subject(operator("doubled", doubled, contiguous, backward=_double_backward), matrices(), doubled),
     "buffer of its thread": Subject(operator("own_buffer", _with_a_buffer_for_each_thread, contiguous), matrices()),
 }
