@@ -28,6 +28,13 @@ def bert() -> Any:
     return transformers.BertModel(transformers.BertConfig(**_TINY)).eval()
 
 
+def detr() -> Any:
+    backbone = transformers.ResNetConfig()
+    config = transformers.DetrConfig(use_timm_backbone=False, backbone=None, backbone_config=backbone)
+    with torch.device("meta"):
+        return transformers.DetrForObjectDetection(config).eval()
+
+
 def llama() -> Any:
     return llm.small_model("llama")
 
@@ -67,6 +74,7 @@ def counting() -> Any:
         (lambda: torch.nn.Linear(2, 2), {}, "none of transformers'(?s:.*)AutoModelForCausalLM"),
         (t5, {}, "T5ForConditionalGeneration has an encoder and a decoder(?s:.*)docs/state.md"),
         (bert, {}, "BertModel does not generate from tokens(?s:.*)AutoModelForCausalLM"),
+        (detr, {}, r"does not generate from tokens(?s:.*)exportkit\.ExportSpec"),  # for all its decoder
         (lambda: llama().train(), {}, "training mode(?s:.*)eval"),
         (llama, {"cache_length": 600}, "cache_length is 600, and LlamaForCausalLM has 512 positions(?s:.*)at most 512"),
         (llama, {"prompt": 65}, "prompt is 65, and the cache holds 64 tokens"),
@@ -80,16 +88,6 @@ def test_it_refuses_with_the_name_and_a_way_out(make: Any, options: dict[str, An
     with pytest.raises(UsageError, match=message) as caught:
         spec(make(), **{"cache_length": 64, "prompt": 8, **options})
     assert caught.value.hint or "must be" in str(caught.value)
-
-
-def test_a_detector_is_not_told_of_its_decoder() -> None:
-    config = transformers.DetrConfig(
-        use_timm_backbone=False, backbone=None, backbone_config=transformers.ResNetConfig()
-    )
-    with torch.device("meta"):
-        model = transformers.DetrForObjectDetection(config)
-    with pytest.raises(UsageError, match=r"does not generate from tokens(?s:.*)exportkit\.ExportSpec"):
-        spec(model.eval(), cache_length=8, prompt=4)
 
 
 @pytest.mark.slow
