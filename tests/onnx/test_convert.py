@@ -20,6 +20,7 @@ from exportkit.libraries import load_library
 from exportkit.onnx.convert import Converted
 from exportkit.onnx.export_onnx import export_onnx
 from exportkit.onnx.onnx_options import OnnxOptions
+from tests.export.function_models import spec_of
 from tests.fixtures import stable_library
 from tests.onnx.conversions import checked, convert_spec, run, run_reference, session_of, tensors_of
 
@@ -63,16 +64,11 @@ def op_shapes() -> Any:
 
 def muladds(rows: str = "rows[1:64]", **fields: Any) -> ExportSpec:
     """Two calls of muladd with one number and one with another."""
-
-    class Net(torch.nn.Module):
-        def forward(self, a: Tensor, b: Tensor) -> Tensor:
-            muladd = torch.ops.arr_coc.muladd
-            return muladd(muladd(muladd(a, b, 0.5), b, 0.25), a, 0.5)
-
-    return ExportSpec(
-        Net(),
-        (torch.randn(4, 6), torch.randn(4, 6)),
-        dynamic_shapes={"a": {0: rows, 1: "2*width[1:8]"}, "b": {0: rows, 1: "2*width[1:8]"}},
+    muladd, sizes = torch.ops.arr_coc.muladd, {0: rows, 1: "2*width[1:8]"}
+    return spec_of(
+        lambda a, b: muladd(muladd(muladd(a, b, 0.5), b, 0.25), a, 0.5),
+        *torch.randn(2, 4, 6),
+        shapes={"a": sizes, "b": sizes},
         **fields,
     )
 
@@ -181,13 +177,12 @@ def _dims(value: onnx.ValueInfoProto) -> list[str | int]:
 
 
 def scaled(op_shapes: Any, decomposition: Any) -> Converted:
-    class Net(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.ops.op_shapes.scaled(x, 3.0)
-
     decompositions = {"op_shapes::scaled": decomposition} if decomposition else {}
     sizes = {"x": {0: "rows[1:64]"}}
-    return convert_spec(ExportSpec(Net(), (torch.randn(4, 4),), dynamic_shapes=sizes, decompositions=decompositions))
+    model = spec_of(
+        lambda x: torch.ops.op_shapes.scaled(x, 3.0), torch.randn(4, 4), shapes=sizes, decompositions=decompositions
+    )
+    return convert_spec(model)
 
 
 def with_cholesky(x: Tensor, by: float) -> Tensor:
@@ -276,12 +271,8 @@ def test_a_branch_that_every_size_takes_is_allowed(op_shapes: Any) -> None:
 
 
 def test_complex_numbers_are_refused_by_the_name_of_the_tensor() -> None:
-    class Net(torch.nn.Module):
-        def forward(self, signal: Tensor) -> Tensor:
-            return signal.real * 2
-
     with pytest.raises(ExportError, match="signal is complex64"):
-        convert_spec(ExportSpec(Net(), (torch.randn(3, dtype=torch.complex64),)))
+        convert_spec(spec_of(lambda signal: signal.real * 2, torch.randn(3, dtype=torch.complex64)))
 
 
 # --- the whole export -------------------------------------------------------------------------------------------------

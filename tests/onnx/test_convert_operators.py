@@ -15,6 +15,7 @@ from exportkit.arr_coc.ops import triton as triton_ops
 from exportkit.errors import ExportError
 from exportkit.onnx.trial import check_loads
 from tests.arr_coc.ops.walked_specs import Call
+from tests.export.function_models import spec_of
 from tests.onnx.conversions import (
     checked,
     convert_spec,
@@ -126,26 +127,21 @@ def test_operators_answer_like_their_kernels_at_all_sizes_and_with_nan(dtype: to
 
 @pytest.mark.slow
 def test_a_triton_operator_becomes_a_function_of_its_reference() -> None:
-    class Net(torch.nn.Module):
-        def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-            return triton_ops.rms_norm_quantize(x, weight)
-
     inputs = torch.randn(3, 8), torch.randn(8)
-    model = checked(convert_spec(ExportSpec(Net(), inputs, dynamic_shapes={"x": {0: "batch[1:64]"}})))
+    spec = spec_of(lambda x, weight: triton_ops.rms_norm_quantize(x, weight), *inputs, shapes={"x": {0: "batch[1:64]"}})
+    model = checked(convert_spec(spec))
     assert [(f.domain, f.name) for f in model.functions] == [("arr_coc_triton", "rms_norm_quantize")]
     for batch in (1, 5):
         inputs = torch.randn(batch, 8), torch.randn(8)
-        quantized, scales = Net()(*inputs)
+        quantized, scales = spec.model(*inputs)
         answered, answered_scales = run(session_of(model), inputs)
         assert (answered.int() - quantized.int()).abs().max() <= 1
         assert_close(answered_scales, scales)
 
 
 def test_a_size_that_an_operator_takes_is_an_input_of_its_function() -> None:
-    class TopK(torch.nn.Module):
-        def forward(self, scores: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-            k = torch.sym_min(3, scores.shape[1])
-            return torch.ops.arr_coc.top_k_patches(scores, features, k)
+    def best(scores: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ops.arr_coc.top_k_patches(scores, features, torch.sym_min(3, scores.shape[1]))
 
     def inputs(batch: int, patches: int) -> tuple[Tensor, Tensor]:
         scores = torch.randint(0, 3, (batch, patches)).float()  # with ties
@@ -153,27 +149,25 @@ def test_a_size_that_an_operator_takes_is_an_input_of_its_function() -> None:
         return scores, torch.randn(batch, patches, 4)
 
     sizes = {0: "batch[1:9]", 1: "n[1:9]"}
-    spec = ExportSpec(TopK(), inputs(2, 5), dynamic_shapes={"scores": sizes, "features": sizes})
-    model = checked(convert_spec(spec))
+    model = checked(convert_spec(spec_of(best, *inputs(2, 5), shapes={"scores": sizes, "features": sizes})))
     (function,) = model.functions
     assert list(function.input) == ["relevance_scores", "features", "k"]
     for batch, patches in [(1, 1), (1, 2), (4, 3), (3, 9)]:
         given = inputs(batch, patches)
         for answers in (run(session_of(model), given), run_reference(model, given)):
-            for answer, kernel in zip(answers, TopK()(*given)):
+            for answer, kernel in zip(answers, best(*given)):
                 assert_close(answer, kernel, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.slow
 @pytest.mark.process
 def test_what_onnx_runtime_has_no_kernel_for_is_named_with_its_dtype() -> None:
-    class Add(torch.nn.Module):
-        def forward(self, a: Tensor, b: Tensor) -> Tensor:
-            out = torch.empty_like(a)
-            torch.ops.arr_coc.add_out(a, b, out)
-            return out
+    def add(a: Tensor, b: Tensor) -> Tensor:
+        out = torch.empty_like(a)
+        torch.ops.arr_coc.add_out(a, b, out)
+        return out
 
-    converted = convert_spec(ExportSpec(Add(), (torch.ones(3).bfloat16(), torch.ones(3).bfloat16())))
+    converted = convert_spec(spec_of(add, *torch.ones(2, 3).bfloat16()))
     refused = r"no CPU kernel for Add of bfloat16, which comes from the decomposition of arr_coc::add_out"
     with pytest.raises(ExportError, match=refused):
         check_loads(converted.model, converted.lines)

@@ -72,19 +72,17 @@ def opened(path: Path, proto: onnx.ModelProto, *, outputs: int = 1, threads: int
     return OnnxSession(path, written.onnx[0], Interface.of(written.methods[0], ()), threads=threads)
 
 
-def of_nodes(dtype: int, *nodes: onnx.NodeProto) -> onnx.ModelProto:
-    """A model from x to y."""
+def of_node(kind: str, dtype: int = TensorProto.FLOAT, *, inputs: str = "x", domain: str = "") -> onnx.ModelProto:
+    """A model from x to y of one node."""
     values = [helper.make_tensor_value_info(name, dtype, None) for name in "xy"]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
+    graph = helper.make_graph([helper.make_node(kind, inputs, "y", domain=domain)], "g", values[:1], values[1:])
     imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("toy", 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
 @pytest.mark.parametrize("dtype", ONNX_TYPES)
 def test_onnx_runtime_gets_and_gives_the_bits_of_every_dtype_and_shape(tmp_path: Path, dtype: str) -> None:
-    identity = opened(
-        tmp_path / "m.onnx", of_nodes(ONNX_TYPES[dtype], helper.make_node("Identity", ["x"], ["y"])), threads=1
-    )
+    identity = opened(tmp_path / "m.onnx", of_node("Identity", ONNX_TYPES[dtype]), threads=1)
     for shape in SHAPES:
         given = as_bits(drawn(dtype, shape))
         (got,) = identity.run([given])
@@ -94,36 +92,35 @@ def test_onnx_runtime_gets_and_gives_the_bits_of_every_dtype_and_shape(tmp_path:
 
 
 def test_an_output_lives_as_long_as_it_is_used(tmp_path: Path) -> None:
-    twice = opened(tmp_path / "m.onnx", of_nodes(TensorProto.FLOAT, helper.make_node("Add", ["x", "x"], ["y"])))
+    twice = opened(tmp_path / "m.onnx", of_node("Add", inputs="xx"))
     kept = [twice.run([as_bits(torch.full((1000,), float(i)))])[0].array for i in range(50)]
     for i, array in enumerate(kept):
         assert np.array_equal(array.view(np.float32), np.full(1000, 2.0 * i, np.float32))
 
 
 def test_a_dtype_that_onnx_runtime_does_not_have_is_refused(tmp_path: Path) -> None:
-    identity = opened(tmp_path / "m.onnx", of_nodes(TensorProto.FLOAT, helper.make_node("Identity", ["x"], ["y"])))
+    identity = opened(tmp_path / "m.onnx", of_node("Identity"))
     with pytest.raises(RuntimeError, match="no dtype complex64"):
         identity.run([Bits("complex64", np.zeros(2, np.uint64))])
 
 
 def test_a_model_with_another_number_of_outputs_is_not_that_of_its_sidecar(tmp_path: Path) -> None:
-    proto = of_nodes(TensorProto.FLOAT, helper.make_node("Identity", ["x"], ["y"]))
     with pytest.raises(OnnxFileError, match="has 1 outputs; its sidecar describes 2"):
-        opened(tmp_path / "m.onnx", proto, outputs=2)
+        opened(tmp_path / "m.onnx", of_node("Identity"), outputs=2)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "node", "says"),
+    ("proto", "says"),
     [
-        (TensorProto.BFLOAT16, helper.make_node("Erf", ["x"], ["y"]), "NOT_IMPLEMENTED"),
-        (TensorProto.FLOAT, helper.make_node("thrice", ["x"], ["y"], domain="toy"), "not a registered function/op"),
+        (of_node("Erf", TensorProto.BFLOAT16), "NOT_IMPLEMENTED"),
+        (of_node("thrice", domain="toy"), "not a registered function/op"),
     ],
 )
 def test_a_model_that_onnx_runtime_cannot_run_is_a_matter_of_the_host(
-    tmp_path: Path, dtype: int, node: onnx.NodeProto, says: str
+    tmp_path: Path, proto: onnx.ModelProto, says: str
 ) -> None:
     with pytest.raises(ModelLoadError, match=says):
-        opened(tmp_path / "m.onnx", of_nodes(dtype, node))
+        opened(tmp_path / "m.onnx", proto)
 
 
 def test_weights_that_are_written_to_while_they_are_loaded_are_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -169,8 +170,7 @@ def swapped(path: Path, first: str, second: str) -> None:
 
 @pytest.mark.process
 def test_a_layer_that_is_swapped_is_found(decoder: Path, tmp_path: Path) -> None:
-    for path in decoder.parent.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(decoder.parent, tmp_path, dirs_exist_ok=True)
     wrong = tmp_path / "dec.decode.onnx"
     swapped(wrong, "present_keys_0", "present_keys_1")
     sidecar = sidecar_path(tmp_path / decoder.name)
@@ -204,8 +204,7 @@ def test_a_single_forward_with_state_is_one_file(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_left_from_an_older_export_is_refused(decoder: Path, tmp_path: Path) -> None:
-    for path in decoder.parent.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(decoder.parent, tmp_path, dirs_exist_ok=True)
     old = tmp_path / decoder.name
     old.write_bytes(decoder.with_name("dec.similar.onnx").read_bytes())
     with pytest.raises(OnnxFileError, match=r"dec\.onnx is not among the models that dec\.onnx\.exportkit describes"):
