@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnxruntime
 import pytest
 
 from exportkit.cli import main
@@ -40,7 +41,10 @@ def test_the_model_is_written_and_verifies(net: list[str], capsys: pytest.Captur
     assert document["file"]["path"] == "net.onnx"
     assert document["manifest"]["onnx"][0]["opset"] == 19
     assert [function["name"] for function in document["manifest"]["onnx"][0]["functions"]] == ["muladd"]
-    assert main(["verify", "net.onnx"]) == 0
+    assert main(["verify", "net.onnx.exportkit"]) == 0  # the sidecar stands for its model
+    said = capsys.readouterr().out
+    assert f"ONNX Runtime {onnxruntime.__version__}" in said
+    assert "onnx on cpu" in said
 
 
 @pytest.mark.parametrize(

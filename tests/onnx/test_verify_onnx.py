@@ -82,16 +82,6 @@ def test_a_right_model_agrees_with_its_cases_and_with_eager(model: Path, capsys:
     assert {check["sizes"]["rows"] for check in report["checks"]} >= {1, 8}
 
 
-@pytest.mark.process
-def test_the_sidecar_stands_for_its_model_and_the_report_names_what_ran_it(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, _ = run(capsys, "verify", sidecar_path(model), "--against", "cases")
-    assert code == 0
-    assert f"ONNX Runtime {onnxruntime.__version__}" in out
-    assert "onnx on cpu" in out
-
-
 REPLAY = """
 import sys
 from pathlib import Path
