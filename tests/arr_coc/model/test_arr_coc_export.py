@@ -55,16 +55,6 @@ def test_the_exported_program_answers_as_eager_does_at_every_size(make: Callable
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kwargs", "texture"), [({}, {"fused_texture"}), ({"encoder": "vit-tiny"}, set())], ids=str)
-def test_the_exported_graph_has_the_fused_forms(kwargs: dict[str, Any], texture: set[str]):
-    spec = export_spec(**kwargs)
-    program = _exported(spec)
-    called = {str(node.target) for node in program.graph.nodes if str(node.target).startswith("arr_coc.")}
-    names = {"texture_statistics", "relevance_scores", "select_patches", *texture}
-    assert called - {"arr_coc.fused_layer_norm.default"} == {f"arr_coc.{name}.default" for name in names}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [CONFIGS[0], CONFIGS[3]])
 def test_it_compiles_as_one_graph_that_serves_every_size(make: Callable[[], ExportSpec]):
     torch._dynamo.reset()

@@ -25,11 +25,10 @@ from torch.distributed.tensor import DTensor
 
 from exportkit.arr_coc.model import ARRCOC, build, draw_image
 from exportkit.arr_coc.model.sharding import shard
-from tests.arr_coc.model.model_cases import shallow
+from tests.arr_coc.model.model_cases import FILTERS_14, shallow
 
 SAMPLES, STEPS = 2, 2  # samples a process
 TRANSFORMER = {"encoder": "vit-tiny", "balancer": "learned", "k": 9}
-FILTERS = {"patch_size": 14, "balancer": "learned", "query_dim": 24, "gating": "straight-through"}
 
 
 def batch(model: ARRCOC, count: int, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
@@ -111,7 +110,7 @@ def check_mixed_precision(device: torch.device) -> None:
 
 CHECKS: dict[str, Callable[[torch.device], None]] = {
     "FSDP2, transformer": lambda device: check_equal(TRANSFORMER, device),
-    "FSDP2, filters": lambda device: check_equal(FILTERS, device),
+    "FSDP2, filters": lambda device: check_equal(FILTERS_14, device),
     "FSDP2, transformer in bfloat16": check_mixed_precision,
 }
 
