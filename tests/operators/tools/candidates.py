@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import torch
@@ -14,10 +15,10 @@ def _floats(x: torch.Tensor) -> None:
     torch._check(x.dtype in (torch.float32, torch.float64), lambda: "x must be float32 or float64")
 
 
-def _operator(kernel):
-    library.define(f"{kernel.__name__}(Tensor x) -> Tensor")
-    library.impl(kernel.__name__, kernel, "CPU")
-    torch.library.register_fake(f"candidates::{kernel.__name__}", torch.empty_like, lib=library)
+def _operator(kernel, takes="Tensor x", key="CPU", fake=torch.empty_like):
+    library.define(f"{kernel.__name__}({takes}) -> Tensor")
+    library.impl(kernel.__name__, kernel, key)
+    torch.library.register_fake(f"candidates::{kernel.__name__}", fake, lib=library)
     return kernel
 
 
@@ -69,6 +70,7 @@ def crashing(x: torch.Tensor) -> torch.Tensor:
     os.abort()
 
 
+@functools.partial(_operator, key="CUDA")
 def aside(x: torch.Tensor) -> torch.Tensor:
     """Computes on another stream, which does not wait for this one."""
     out = torch.empty_like(x)
@@ -77,18 +79,9 @@ def aside(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-library.define("aside(Tensor x) -> Tensor")
-library.impl("aside", aside, "CUDA")
-torch.library.register_fake("candidates::aside", torch.empty_like, lib=library)
-
-
+@functools.partial(_operator, takes="int n", key="CompositeExplicitAutograd", fake=torch.empty)
 def ramp(n: int) -> torch.Tensor:
     """Takes no tensor."""
     out = torch.empty(n)
     out.numpy()[...] = range(n)
     return out
-
-
-library.define("ramp(int n) -> Tensor")
-library.impl("ramp", ramp, "CompositeExplicitAutograd")
-torch.library.register_fake("candidates::ramp", lambda n: torch.empty(n), lib=library)
