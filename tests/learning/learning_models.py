@@ -31,7 +31,7 @@ class Regression(torch.nn.Module):
 class SelfTaught(Regression):
     """Writes its own parameters and their momentum."""
 
-    SIGN, DECAY = 1.0, 0.9
+    DECAY = 0.9
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,12 +49,8 @@ class SelfTaught(Regression):
             for (name, parameter), gradient in zip(parameters.items(), gradients):
                 moment = self.get_buffer("momentum_" + name.replace(".", "_"))
                 moment.mul_(self.DECAY).add_(gradient)
-                parameter.sub_(0.01 * self.SIGN * moment)
+                parameter.sub_(0.01 * moment)
         return loss.detach()
-
-
-class WrongSign(SelfTaught):
-    SIGN = -1.0
 
 
 class StaleMoment(SelfTaught):
@@ -85,10 +81,6 @@ def self_taught(kind: type[SelfTaught] = SelfTaught) -> ExportSpec:
         },
         state=("momentum_*", "a.*", "b.*"),
     )
-
-
-def wrong_sign() -> ExportSpec:
-    return self_taught(WrongSign)
 
 
 def stale_moment() -> ExportSpec:

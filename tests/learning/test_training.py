@@ -301,8 +301,7 @@ def test_a_package_with_an_optimizer_agrees_with_eager(model: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["wrong_sign", "stale_moment"])
-def test_verify_finds_a_step_that_eager_does_not_make(model: str) -> None:
-    done = run_exportkit("verify", artifact("self-taught"), "--model", f"{MODELS}:{model}")
+def test_verify_finds_a_step_that_eager_does_not_make() -> None:
+    done = run_exportkit("verify", artifact("self-taught"), "--model", f"{MODELS}:stale_moment")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "state momentum_a_weight" in done.stdout
