@@ -15,7 +15,7 @@ from tests.gallery.entries import LONGEST, NOISE, ROOT, Entry, entries, export, 
 
 CASES = VerifyOptions(against="cases")  # which export recorded at the ends of the range and between them
 ENTRIES = [
-    *entries(ROOT / "tests" / "onnx" / "gallery", ("indexing", "arithmetic", "layers")),
+    *entries(ROOT / "tests" / "onnx" / "gallery", ("modules",)),
     *(
         replace(entry, theme="shared", exit_code=5 if entry.onnx else 0, says=entry.onnx)
         for entry in entries()

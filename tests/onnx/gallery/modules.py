@@ -1,4 +1,4 @@
-"""Modules that are made of layers: attention, images, branches, gradients."""
+"""Modules of which exportkit translates, or refuses, a part by itself."""
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,18 @@ class PooledToSize(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         return functional.adaptive_avg_pool2d(image, (3, 5))
+
+
+class PowerOfSize(nn.Module):
+    """A power by a size (pytorch#147606)."""
+
+    exit_code = 5
+    says = "torch.onnx fails at aten.pow.Tensor_Scalar"
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=rows[1:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x ** x.shape[0]
 
 
 class Forces(nn.Module):
