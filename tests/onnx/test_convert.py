@@ -177,13 +177,12 @@ def _dims(value: onnx.ValueInfoProto) -> list[str | int]:
 
 
 def scaled(op_shapes: Any, decomposition: Any) -> Converted:
-    class Net(torch.nn.Module):  # torch keeps the lines of its file
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.ops.op_shapes.scaled(x, 3.0)
-
     decompositions = {"op_shapes::scaled": decomposition} if decomposition else {}
     sizes = {"x": {0: "rows[1:64]"}}
-    return convert_spec(spec_of(Net(), torch.randn(4, 4), shapes=sizes, decompositions=decompositions))
+    spec = spec_of(
+        lambda x: torch.ops.op_shapes.scaled(x, 3.0), torch.randn(4, 4), shapes=sizes, decompositions=decompositions
+    )
+    return convert_spec(spec)
 
 
 def with_cholesky(x: Tensor, by: float) -> Tensor:
