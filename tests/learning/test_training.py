@@ -47,8 +47,7 @@ OPTIMIZERS: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
 def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: object) -> torch.nn.Module:
     """The methods of training, in eager mode."""
     spec = training.spec(model, optimizer, mean_square, step=Method(example_inputs=batch()), **options)
-    steps = spec.model.get_submodule("optimizer")
-    return steps
+    return spec.model.get_submodule("optimizer")
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seeds: range, clip: float | None = None) -> None:
