@@ -44,14 +44,13 @@ APT_SOUND := alsa-utils
 # A compiler for aarch64 and an emulator of it, for `make aarch64`.
 APT_AARCH64 := g++-aarch64-linux-gnu qemu-user
 
-.PHONY: help setup build demo extras test test-all check triton-asan aarch64 wheel-aarch64 lines lint format docs site bench torches wheel reproducible clean
+.PHONY: help setup build demo extras test test-all triton-asan aarch64 wheel-aarch64 lines lint format docs site bench torches wheel reproducible clean
 
 help:
 	@echo "make demo    export, package, verify and run ARR-COC on a photograph; writes artifacts/demo.png"
 	@echo "make test    linters and one test of each promise: for every push"
 	@echo "make test-all    all tests, with all variants, browsers, galleries, wheels and aarch64: before a release"
 	@echo "make test TORCH=2.15.0    the same with another torch than the pinned one, in a venv of its own"
-	@echo "make check   linters and the tests that start no process, but for operators' and ONNX's: for every change"
 	@echo "make lines   lines added and removed by folder: of the commits of a day"
 	@echo "make lint    ruff, mypy, import-linter, clang-format (make format mends what can be mended)"
 	@echo "make docs    the parts of the documents that come from the code and from measurements"
@@ -136,11 +135,6 @@ test test-all:
 		echo "$(PYTEST) $(WHICH)"; $(PYTEST) $(WHICH); tested=$$?; \
 		wait $$lint; linted=$$?; cat build/lint.log; exit $$((tested + linted))
 	$(if $(filter test-all,$@),$(if $(EMULATED),@$(MAKE) --no-print-directory aarch64))
-
-# Minutes are left out: tests/arr_coc/ops tries each operator in many ways, and tests/onnx converts many small models. Who
-# changes an operator runs tests/arr_coc/ops/test_<operator>.py.
-check: build lint
-	$(PYTEST) -rfE --quick --ignore tests/arr_coc/ops --ignore tests/onnx
 
 # Without torch for aarch64: what reads packages, with every forged one, and the operators. tools/emulated_aarch64.py
 # has torch.

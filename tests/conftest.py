@@ -25,7 +25,7 @@ from tests.subprocesses import WITH_TORCH
 
 sys.dont_write_bytecode = False
 
-pytest_plugins = ["tests.quick", "tests.package.signers", "tests.shared_packages"]
+pytest_plugins = ["tests.package.signers", "tests.shared_packages"]
 
 REQUIRE_CUDA = os.environ.get("EXPORTKIT_REQUIRE_CUDA") == "1"
 

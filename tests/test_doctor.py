@@ -24,11 +24,10 @@ from exportkit.support import NEWEST_TORCH
 
 
 @pytest.fixture(scope="module")
-def here(starts_process):
+def here():
     return diagnose()
 
 
-@pytest.mark.process
 def test_every_ability_needs_findings_that_are_looked_at_and_the_basic_ones_hold(here):
     names = {finding.name for finding in here.findings}
     assert len(names) == len(here.findings)
@@ -71,7 +70,6 @@ def test_packages_that_onnx_models_need_have_their_versions_or_are_missing(monke
     assert "cannot be imported" in doctor._onnx().detail
 
 
-@pytest.mark.process
 def test_without_a_reader_of_packages_what_needs_it_is_not_looked_at(monkeypatch):
     def missing():
         raise HostError("the library that reads packages cannot be loaded", hint="`make build` builds it.")
@@ -99,7 +97,6 @@ def test_signatures_take_a_libcrypto(monkeypatch):
     assert finding.detail == "cannot be checked: libcrypto.so.3: cannot open shared object file"
 
 
-@pytest.mark.process
 def test_a_machine_without_torch_is_told_so_and_nothing_breaks(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     findings = {finding.name: finding for finding in diagnose().findings}
@@ -139,7 +136,6 @@ def test_the_libstdcxx_that_packages_get_is_named_with_its_newest_version(here):
     assert f"GLIBCXX_{major}.{minor}.{patch + 1}\0".encode() not in content
 
 
-@pytest.mark.process
 def test_worker_processes_need_memory_to_share_and_an_interpreter(monkeypatch):
     assert doctor._worker_processes().ok
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -154,7 +150,6 @@ def test_worker_processes_need_memory_to_share_and_an_interpreter(monkeypatch):
     assert not doctor._worker_processes().ok
 
 
-@pytest.mark.process
 def test_a_cxx_that_cannot_be_used_is_named_beside_the_compiler_that_can(monkeypatch, tmp_path):
     broken = tmp_path / "broken-g++"
     broken.write_text("#!/bin/sh\nexit 1\n")

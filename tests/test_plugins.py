@@ -125,7 +125,6 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     return Machine(site, home)
 
 
-@pytest.mark.process
 @pytest.mark.slow
 def test_a_third_partys_model_goes_all_the_way_beside_an_exportkit_without_arr_coc(machine: Machine) -> None:
     found = machine.python(

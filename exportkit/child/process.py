@@ -82,7 +82,6 @@ class ChildProcess:
         with_torch: bool = True,
         forkservers: Forkservers | None = None,
     ) -> None:
-        sys.audit("exportkit.ChildProcess", module)  # as subprocess does, but of a fork that is none of this process
         self._owner = os.getpid()
         self._forkserver = (forkservers or _in_use)._forkserver(with_torch)
         self._pid: int | None = None

@@ -12,17 +12,15 @@ from typing import Any
 
 import msgspec
 from ray import serve
-from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY, SERVE_SESSION_ID
-from ray.serve.config import BackpressureConfig, RequestRouterConfig
+from ray.serve.config import BackpressureConfig
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from exportkit.errors import HostError, UsageError
+from exportkit.errors import UsageError
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.servable import check_packages
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.process_settings import shorten_switch_interval
-from exportkit.serve.protocol.parameters import SEQUENCE_ID
 from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
 from exportkit.serve.statuses import NotOfferedError
@@ -33,6 +31,7 @@ _REFUSED = {
     "listen": "Ray listens: http_options in its configuration, and TLS and keys in what stands in front of it",
     "access_log": "Ray writes an access log: logging_config in its configuration",
     "traces": "Ray exports traces: tracing_config in its configuration",
+    "sequences": "a step may reach another replica than the one with its state; docs/scale.md says where they go",
 }
 
 
@@ -40,8 +39,8 @@ def app(args: dict[str, Any]) -> serve.Application:
     """Builds the application, for `serve deploy` and `serve run`.
 
     Args:
-        args: `packages`, `repository`, `load`, `batch`, `sequences` and `drain_seconds` of ServeOptions, as nested
-            mappings. Paths must exist on every node. Without `sequences`, methods with state are not served.
+        args: `packages`, `repository`, `load`, `batch` and `drain_seconds` of ServeOptions, as nested mappings. Paths
+            must exist on every node. Methods with state are not served.
 
     Raises:
         UsageError: A key is unknown, has a wrong value, or is Ray's business.
@@ -55,44 +54,23 @@ def application(options: ServeOptions, replica: serve.Deployment | None = None) 
     Packages that are here are looked at, so that one without a method that can be served is refused before Ray starts.
 
     Args:
-        options: What to serve. If there may be sequences, Ray brings each step to the replica of its session.
+        options: What to serve.
         replica: The deployment. Default: `Replica`.
 
     Raises:
         UsageError: An option is Ray's business, or no method of a package can be served.
         PackageError: A package is bad, or lacks a required signature.
-        HostError: Ray on this machine does not bring the steps of a sequence to one replica.
     """
     check_options(options)
-    sequences = options.sequences.most > 0
-    check_packages([path for path in options.packages if path.exists()], options.load.public_keys, sequences=sequences)
+    options = dataclasses.replace(options, sequences=SequenceLimits(most=0))
+    check_packages([path for path in options.packages if path.exists()], options.load.public_keys, sequences=False)
     gpus = sum(device.startswith("cuda") for device in options.load.devices)
     chosen: Any = replica or Replica  # a Deployment, by the decorator
     deployment = chosen.options(
         graceful_shutdown_timeout_s=options.drain_seconds,
         ray_actor_options={"num_cpus": 1, "num_gpus": gpus},
     )
-    return (_with_sequences(deployment) if sequences else deployment).bind(options)
-
-
-def _with_sequences(deployment: serve.Deployment) -> serve.Deployment:
-    """Returns a deployment whose requests go to the replica that Ray's router finds by their header `x-session-id`."""
-    if RAY_SERVE_ENABLE_HA_PROXY:
-        raise HostError(
-            "Ray's HAProxy does not bring the steps of a sequence to the replica that has its state",
-            hint="Set RAY_SERVE_ENABLE_HA_PROXY=0 on every node, or leave `sequences` out.",
-        )
-    if SERVE_SESSION_ID.lower() != SEQUENCE_ID:
-        raise HostError(
-            f"Ray reads the sequence's id from the header {SERVE_SESSION_ID}, and clients send {SEQUENCE_ID}",
-            hint="Unset RAY_SERVE_SESSION_ID_HEADER_KEY on every node.",
-        )
-    settings: dict[str, Any] = {  # Ray's annotations want a class, and its documents a text
-        "request_router_class": "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",
-        # Another replica has no state: a step waits for its own one.
-        "request_router_kwargs": {"num_fallback_replicas": 0},
-    }
-    return deployment.options(request_router_config=RequestRouterConfig(**settings))
+    return deployment.bind(options)
 
 
 def options_of(args: Mapping[str, Any]) -> ServeOptions:
@@ -103,10 +81,9 @@ def options_of(args: Mapping[str, Any]) -> ServeOptions:
     """
     _check_keys(ServeOptions, args, "args")
     try:
-        options = msgspec.convert(args, ServeOptions, dec_hook=lambda kind, value: kind(value))
+        return msgspec.convert(args, ServeOptions, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as error:
         raise UsageError(f"the arguments of the application cannot be read: {error}") from error
-    return options if "sequences" in args else dataclasses.replace(options, sequences=SequenceLimits(most=0))
 
 
 def check_options(options: ServeOptions) -> None:

@@ -11,10 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from exportkit.errors import HostError
-from exportkit.package.archive import PackageReader
-from exportkit.package.trust import Trust
-from exportkit.serve.engine.folder import packages_in
-from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import ServeOptions
 
 
@@ -33,7 +29,7 @@ def run_on_ray(options: ServeOptions, *, started: Callable[[str], None]) -> None
         UsageError: An option is Ray's business, or there is nothing to serve.
         PackageError: A package is bad, or lacks a required signature.
     """
-    options = _absolute(without_needless_sequences(options))
+    options = _absolute(options)
     try:
         import ray
         from ray import serve
@@ -56,23 +52,6 @@ def run_on_ray(options: ServeOptions, *, started: Callable[[str], None]) -> None
     finally:
         serve.delete(NAME)  # drains
         ray.shutdown()  # ends the cluster, if it was made here
-
-
-def without_needless_sequences(options: ServeOptions) -> ServeOptions:
-    """Returns options without sequences where no package here has state: requests need not ask where to go then.
-
-    Raises:
-        PackageError: A package is bad, or lacks a required signature.
-    """
-    packages = [*options.packages]
-    if options.repository is not None:
-        packages += [package.path for package in packages_in(options.repository)]
-    demand = Trust(options.load.public_keys).demand()
-    for path in packages:
-        with PackageReader(path, demand=demand) as reader:
-            if reader.manifest.state:
-                return options
-    return dataclasses.replace(options, sequences=SequenceLimits(most=0))
 
 
 def _absolute(options: ServeOptions) -> ServeOptions:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.aarch64.emulated import ROOT, needs_an_emulator
 
-pytestmark = [needs_an_emulator, pytest.mark.process]
+pytestmark = needs_an_emulator
 EM_AARCH64 = b"\xb7\0"
 
 

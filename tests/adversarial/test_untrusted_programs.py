@@ -116,7 +116,6 @@ def packaged(program: Path, path: Path) -> Path:
 # --- files of torch.export.save ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.process
 @attacks
 def test_nothing_of_an_untrusted_program_runs(
     attack: Attack, mark: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -168,7 +167,6 @@ def test_one_function_reads_programs() -> None:
 # --- programs in packages ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.process
 @attacks
 def test_looking_at_a_program_runs_nothing(attack: Attack, mark: Path, tmp_path: Path) -> None:
     evil = tmp_path / "evil.pt2"
@@ -205,7 +203,6 @@ def package(tmp_path: Path, evil: dict[str, Any]) -> Path:
     return naming(tmp_path / "named.pt2", evil)
 
 
-@pytest.mark.process
 def test_verify_says_that_eager_was_not_compared_and_how_to_compare(
     package: Path, mark: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,7 +218,6 @@ def test_verify_says_that_eager_was_not_compared_and_how_to_compare(
     assert not mark.exists()
 
 
-@pytest.mark.process
 def test_a_bisection_traces_no_model_that_the_file_names(
     tmp_path: Path, evil: dict[str, Any], mark: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,7 +234,6 @@ def test_a_bisection_traces_no_model_that_the_file_names(
     assert not mark.exists()
 
 
-@pytest.mark.process
 def test_no_other_command_imports_it(package: Path, tuned: Path, mark: Path, tmp_path: Path) -> None:
     out, key = tmp_path / "out.pt2", signer(tmp_path).private
     for command, code in (
@@ -254,7 +249,6 @@ def test_no_other_command_imports_it(package: Path, tuned: Path, mark: Path, tmp
         assert not mark.exists(), command
 
 
-@pytest.mark.process
 def test_a_missing_library_is_not_looked_for_in_a_module_that_the_file_names(
     tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,7 +262,6 @@ def test_a_missing_library_is_not_looked_for_in_a_module_that_the_file_names(
     assert not mark.exists()
 
 
-@pytest.mark.process
 def test_the_sidecar_of_an_onnx_model_names_nothing_that_is_called(
     tmp_path: Path, evil: dict[str, Any], mark: Path
 ) -> None:
@@ -281,7 +274,6 @@ def test_the_sidecar_of_an_onnx_model_names_nothing_that_is_called(
     assert not mark.exists()
 
 
-@pytest.mark.process
 def test_only_a_registered_name_counts_and_not_what_it_stands_for(
     package: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -109,7 +109,6 @@ def test_a_library_that_is_not_installed_or_computes_something_else_is_said(chan
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_compile_is_an_alternative_forward_and_backward():
     for row in bench(against=["compile"], names=["opponent_balance"]):
         assert row.get("compile").call is not None, row.get("compile").note

@@ -54,7 +54,6 @@ def test_no_string_of_a_manifest_forges_a_line_of_inspect(
     assert shown > (3 if sidecar else 20)  # most are refused without being repeated
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     "paths",
     [

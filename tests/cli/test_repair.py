@@ -32,7 +32,6 @@ def test_options_are_written_as_export_takes_them() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_wrong_code_is_repaired_at_its_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """torch's own hook makes relu wrong."""
     out = tmp_path / "relu.pt2"

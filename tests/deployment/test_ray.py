@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,14 +26,11 @@ from ray.serve.schema import ServeDeploySchema  # noqa: E402 (after importorskip
 
 from exportkit.deployment import ray_app  # noqa: E402 (after importorskip)
 from exportkit.deployment.ray_app import NAME, check_options, options_of  # noqa: E402 (after importorskip)
-from exportkit.deployment.ray_run import without_needless_sequences  # noqa: E402 (after importorskip)
-from exportkit.errors import HostError, UsageError  # noqa: E402 (after importorskip)
+from exportkit.errors import UsageError  # noqa: E402 (after importorskip)
 from exportkit.package.archive import PackageReader, StoredRecord, write_package  # noqa: E402 (after importorskip)
-from exportkit.serve.sequences.table import SequenceLimits  # noqa: E402 (after importorskip)
 from exportkit.serve.serve_options import ServeOptions  # noqa: E402 (after importorskip)
 from tests.deployment.observed_replica import Journal  # noqa: E402 (after importorskip)
 from tests.deployment.ray_cluster import ROOT, deploy, two_nodes  # noqa: E402 (after importorskip)
-from tests.package import samples, stateful_samples  # noqa: E402 (after importorskip)
 from tests.runtime import stateful  # noqa: E402 (after importorskip)
 from tests.serve.operations.asking_tiny import arrays, expected, triton_inputs  # noqa: E402 (after importorskip)
 
@@ -164,6 +158,7 @@ def assert_lost_there(load: Load, journal: Journal, dead: int) -> None:
         ({"packages": "a"}, "cannot be read"),
         ({"packages": ["a"], "load": {"runners": "many"}}, "cannot be read"),
         ({"packages": ["a"], "listen": {"port": 8000, "api_keys": "keys"}}, "on Ray, listen cannot be set"),
+        ({"packages": ["a"], "sequences": {"most": 9}}, "on Ray, sequences cannot be set"),
         ({"packages": ["a"], "traces": "http://localhost"}, "on Ray, traces cannot be set"),
     ],
 )
@@ -214,26 +209,6 @@ def test_a_new_version_loses_no_request(cluster: Any, folder: Path):
     assert load.lost == {}
 
 
-def test_sequences_stay_with_their_replica_and_are_lost_with_it(folder: Path, tmp_path: Path):
-    """In a process of its own, because Ray reads when it is imported whether there is HAProxy."""
-    command = [sys.executable, "-m", "tests.deployment.ray_sequences", str(tmp_path)]
-    environment = {
-        **os.environ,
-        "RAY_SERVE_ENABLE_HA_PROXY": "0",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    begun, lost = json.loads(done.stdout.splitlines()[-1])
-    assert 0 < lost < begun
-
-
-def test_sequences_and_haproxy_are_refused_together(tmp_path: Path):
-    package = stateful.write(tmp_path / "recorder.pt2")
-    with pytest.raises(HostError, match="HAProxy does not bring the steps"):
-        ray_app.application(ServeOptions(packages=(package,)))
-
-
 @pytest.mark.slow
 def test_a_lost_node_loses_what_was_in_flight_there(cluster: Any, folder: Path):
     """And nothing, with a client that repeats."""
@@ -266,22 +241,7 @@ def wait_for_version(version: str) -> None:
         time.sleep(0.05)
 
 
-def test_a_package_whose_methods_all_have_state_needs_sequences(tmp_path: Path):
-    whole = stateful_samples.manifest(cases=())
-    decode = whole.method("decode")
-    target = samples.target(constants={"decode": {}})
-    kept = ("data/aotinductor/decode", "exportkit/ops", "exportkit/state")
-    records = {name: data for name, data in stateful_samples.RECORDS.items() if name.startswith(kept)}
-    manifest = msgspec.structs.replace(whole, methods=(decode,), targets=(target,), weights=())
-    write_package(tmp_path / "llm.pt2", manifest, records)
-    options = ServeOptions(packages=(tmp_path / "llm.pt2",))
-    assert without_needless_sequences(options) == options
-    without = options_of({"packages": [str(tmp_path / "llm.pt2")]})
-    assert without.sequences == SequenceLimits(most=0)
-    with pytest.raises(UsageError, match="toy cannot be served: decode has state"):
-        ray_app.application(without)
-
-
-def test_sequences_are_asked_for_only_where_there_is_state(tiny_package: Path, folder: Path):
-    for options in (ServeOptions(packages=(tiny_package,)), ServeOptions(repository=folder)):
-        assert without_needless_sequences(options).sequences.most == 0
+def test_a_package_whose_methods_all_have_state_is_refused(tmp_path: Path):
+    package = stateful.write(tmp_path / "recorder.pt2")
+    with pytest.raises(UsageError, match=r"cannot be served: .* has state"):
+        ray_app.application(ServeOptions(packages=(package,)))

@@ -77,7 +77,6 @@ def test_prompts_in_parts_give_the_logits_of_the_whole(device: torch.device) -> 
         torch.testing.assert_close(parts.prefill(tokens[:, 5:]), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.process
 def test_generate_py_writes_eager_s_tokens(llama, greedy, monkeypatch, capsys) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setattr(sys, "argv", ["generate.py", str(package(cpu))])

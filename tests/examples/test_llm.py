@@ -79,7 +79,6 @@ def test_a_long_text_is_read_in_several_calls(loops, model, reference) -> None:
     assert written(loops, model, [long, "A"], loops.greedy, 20) == [wanted(reference, each, 20) for each in (long, "A")]
 
 
-@pytest.mark.process
 def test_generate_py_needs_no_transformers(package: Path, reference, device: torch.device, tmp_path: Path) -> None:
     script = """
 import runpy, sys
@@ -92,7 +91,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     assert "\n".join(f"{text!r}: {found}" for text, found in zip(TEXTS, texts)) in said
 
 
-@pytest.mark.process
 def test_cpp_writes_the_same(generator: Path, package: Path, reference) -> None:
     def said(*arguments: str) -> list[list[int]]:
         printed = output_of(generator, package, *arguments)

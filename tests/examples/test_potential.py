@@ -60,19 +60,16 @@ def verified(folder: Path) -> tuple[int, list[list[str]]]:
     return code, checks
 
 
-@pytest.mark.process
 def test_the_operator_has_first_and_second_gradients(example: Path) -> None:
     run_python(CHECK, example, cwd=example)
 
 
-@pytest.mark.process
 def test_energy_forces_and_second_order_go_the_whole_way(example: Path) -> None:
     code, checks = verified(example)
     assert code == 0
     assert [kind for against, kind in checks if against == "gradients"] == ["gradients_hold"] * 3
 
 
-@pytest.mark.process
 def test_a_wrong_gradient_of_an_operator_is_found_though_eager_has_it_too(example: Path, tmp_path: Path) -> None:
     shutil.copytree(example, tmp_path / "potential")
     source = tmp_path / "potential" / "potential.py"

@@ -76,7 +76,6 @@ def test_a_session_gives_eager_s_answers(answers_of_eager, chunks: Tensor, devic
         assert listened(session, chunks[:20].to(device)) == answers[:20]
 
 
-@pytest.mark.process
 def test_c_plus_plus_gives_the_same_answers(answers_of_eager, chunks: Tensor, package: Path, tmp_path: Path) -> None:
     """To the last bit those of Python, from the beginning and from a state that Python has saved."""
     listener = exportkit_run.build_example(FOLDER, tmp_path / "built") / "listen"
@@ -178,7 +177,7 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture(scope="module")
-def site(package: Path, recorder: Recorder, starts_process: None) -> Iterator[Site]:
+def site(package: Path, recorder: Recorder) -> Iterator[Site]:
     with served_packages(package, around=recorder.around) as site:
         yield site
 

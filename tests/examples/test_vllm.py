@@ -74,7 +74,6 @@ def test_it_is_a_llama(decoder: ModuleType) -> None:
             torch.testing.assert_close(ones[row], others[0], atol=0.1, rtol=0.05)  # bfloat16, two layers
 
 
-@pytest.mark.process
 @torch.no_grad()
 def test_cpp_writes_what_eager_writes(decoder: ModuleType, generator: Path) -> None:
     eager = written(decoder.make(decoder.Config(), batch=len(TEXTS)), *rows(TEXTS))

@@ -134,7 +134,6 @@ class Pools(torch.nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_an_operator_whose_size_inductor_fixes_is_left_to_eager(tmp_path: Path) -> None:
     said, out = list[str](), tmp_path / "pools.pt2"
     pools = Pools()

@@ -74,7 +74,6 @@ def test_a_program_that_is_traced_again_has_the_same_key(plain: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_another_process_finds_the_same_key(plain: str, tmp_path: Path) -> None:
     code = "from tests.export.test_compile_key import key; print(key())"
     root = str(Path(__file__).parents[2])

@@ -154,7 +154,6 @@ def writer(folder: Path, made: Program, text: str) -> None:
         assert keep(folder, made, text) == ""
 
 
-@pytest.mark.process
 def test_two_writers_and_a_reader_see_whole_entries(tmp_path: Path, made: Program) -> None:
     fork = multiprocessing.get_context("fork")
     children = [fork.Process(target=writer, args=(tmp_path / name, made, name * 1000)) for name in ("one", "two")]
@@ -195,7 +194,6 @@ def test_the_command_shows_and_removes_entries(
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_an_export_that_repeats_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     isa, said = default_cpu_isa(), list[str]()
 

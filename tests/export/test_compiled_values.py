@@ -84,7 +84,6 @@ def columns(x: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_columns_that_differ_are_read_where_the_kernel_writes_them(tmp_path: Path) -> None:
     x = torch.tensor([[3.0, 1, 3, 2, 1], [0, 5, 0, 5, 5]])
     spec = spec_of(columns, x, shapes={"x": {0: "rows[2:9]", 1: "columns[2:40]"}})
@@ -115,7 +114,6 @@ class BestPath(torch.nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.process
 @pytest.mark.skipif(TorchVersion(torch.__version__) < "2.13", reason="code for a CPU rounds so since torch 2.13")
 def test_code_that_rounds_as_eager_finds_eagers_path(tmp_path: Path) -> None:
     """Eager rounds to ties in 16 bits: export says what makes the code round alike, and it does."""
@@ -204,7 +202,6 @@ class BranchesOverTurned(torch.nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_branches_read_their_operands_as_they_lie(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = BranchesOverTurned().eval(), torch.randn(2, 5, 8)

@@ -56,7 +56,6 @@ def _kernels(found: Traced, folder: Path, threads: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_rows_of_one_sample_are_divided_among_threads_whatever_machine_compiles(tmp_path: Path) -> None:
     found = heads()
     one, many = (re.findall("#pragma omp .*", _kernels(found, tmp_path / str(threads), threads)) for threads in (1, 64))
@@ -64,7 +63,6 @@ def test_rows_of_one_sample_are_divided_among_threads_whatever_machine_compiles(
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_attention_has_memory_for_each_thread_that_runs_it(tmp_path: Path) -> None:
     """With torch's own code, a package that was exported with 2 threads crashed with 16."""
     inputs = [torch.rand(1, 2, 64, 16) for _ in range(3)]
@@ -73,7 +71,6 @@ def test_attention_has_memory_for_each_thread_that_runs_it(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_attention_reads_no_keys_that_are_not_there() -> None:
     """torch's own code with vectors of eight takes the last 8 of 56 keys for 16."""
     torch.compiler.reset()
@@ -88,7 +85,6 @@ def test_attention_reads_no_keys_that_are_not_there() -> None:
         torch.testing.assert_close(each, scaled_dot_product_attention(q, k, v))
 
 
-@pytest.mark.process
 def test_sums_that_may_be_long_are_added_in_chunks_whatever_the_examples_size(tmp_path: Path) -> None:
     """Inductor's own code notes that the sum is short, and takes that for a condition of all sizes from then on."""
     shapes = {"long": {0: "rows[1:65536]"}, "short": {0: "few[1:64]"}}
@@ -101,7 +97,6 @@ def test_sums_that_may_be_long_are_added_in_chunks_whatever_the_examples_size(tm
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_a_product_reads_its_input_where_it_is(tmp_path: Path) -> None:
     """Inductor's own code copies what gelu wrote: an image's gh * gw + 1 tokens do not look like whole rows to it."""
     first, wide, narrow = torch.rand(1, 1, 8), torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
@@ -137,7 +132,6 @@ def test_joined_indices_have_the_same_value(terms, constant, divisor, scale, off
     assert joined.has(ModularIndexing) == (off != 0)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("wanted", [None, True])
 def test_kernels_of_a_gpu_do_not_depend_on_what_else_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool | None
@@ -151,7 +145,6 @@ def test_kernels_of_a_gpu_do_not_depend_on_what_else_it_does(
     assert seen["triton.autotune_pointwise"] is bool(wanted)
 
 
-@pytest.mark.process
 def test_code_calls_no_functions_that_an_operator_library_offers_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -283,7 +283,6 @@ def in_chunks(x: Tensor) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_code_is_right_on_both_sides_of_what_eager_has_judged(tmp_path: Path) -> None:
     spec = spec_of(in_chunks, torch.randn(2, 40, 8), shapes={"x": {0: "batch[1:3]", 1: "n[2:64]"}})
     (method,) = export_aoti(spec, tmp_path / "chunks.pt2").methods

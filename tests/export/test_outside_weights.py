@@ -112,7 +112,6 @@ class Codebook(torch.nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_a_constant_that_is_used_twice_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Codebook(), torch.rand(3, 16)
     export_aoti(ExportSpec(model, (x,)), tmp_path / "x.pt2", TraceOptions(cases=0, edge_cases=False))

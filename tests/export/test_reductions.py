@@ -104,7 +104,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Tensor]
     return lambda name, x: run(*{**EXAMPLES, name: x}.values())[name]
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("values", ["equal", "of two values", "random"])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -127,14 +126,12 @@ def test_a_long_sum_is_as_accurate_as_eager(compiled: Any, dtype: str, values: s
         torch.set_num_threads(before)
 
 
-@pytest.mark.process
 def test_cascades_hold_numbers_of_64_bits(compiled: Any) -> None:
     rows = torch.full((200_000, 3), 0.1, dtype=torch.float64)
     (found, *_) = compiled("float64", rows)[0]
     assert found == pytest.approx(fsum(rows[:, 0].tolist()), rel=64 * 2**-52)
 
 
-@pytest.mark.process
 def test_a_variance_is_accurate_where_the_mean_is_many_deviations_away(compiled: Any) -> None:
     torch.manual_seed(0)
     for away in (0, 100, 1000, 10_000):
@@ -202,7 +199,6 @@ def compile_for(isa: str | None, tables: list[Table], folder: Path) -> Path:
     return compile_code(program, folder, isa=isa, **{"cpp.dynamic_threads": True})
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("isa", "tables"), [(HERE, TABLES), *((isa, TABLES[: len(COLUMNS)]) for isa in LONGER)], ids=[str(HERE), *LONGER]
 )
@@ -216,7 +212,6 @@ def test_any_number_of_columns_agrees(isa: str | None, tables: list[Table], tmp_
             check(REDUCTIONS, *results, f"{rows} rows of {table}, {columns} columns", times=3, more=True)
 
 
-@pytest.mark.process
 def test_a_sum_takes_eight_vectors_of_a_row_at_a_time(tmp_path: Path) -> None:
     class Sums(torch.nn.Module):
         def forward(self, x: Tensor, half: Tensor) -> tuple[Tensor, ...]:

@@ -57,7 +57,6 @@ def test_a_slow_compiler_is_waited_for_and_not_given_up(
     assert limits == [None]
 
 
-@pytest.mark.process
 def test_a_compiler_that_asks_something_gets_no_answer(tmp_path: Path, fresh_probe) -> None:
     asks = _program(tmp_path / "asking-g++", "read answer || { echo 'error: nobody answers' >&2; exit 1; }")
     assert "nobody answers" in (usable_compiler.objection(asks) or "")
@@ -72,7 +71,6 @@ def test_without_a_compiler_nothing_is_traced(tmp_path: Path, monkeypatch: pytes
     assert steps == []
 
 
-@pytest.mark.process
 def test_a_compiler_that_links_libstdcxx_statically_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_probe
 ) -> None:
@@ -187,7 +185,6 @@ def meeting_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_all_sources_are_compiled_once_at_the_same_time_without_precompiled_headers(
     tmp_path: Path, meeting_compiler: Path
 ) -> None:
@@ -208,7 +205,6 @@ def _compilations(commands: str, source: str) -> int:
 
 
 @pytest.mark.slow_but("kernel")
-@pytest.mark.process
 @pytest.mark.parametrize("source", ["wrapper", "kernel"])
 def test_what_the_compiler_says_of_either_source_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
@@ -233,7 +229,7 @@ exec "$@"
 
 
 @pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts_process: None) -> Path:
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What ccache was told, if it is asked: one on the path that keeps nothing."""
     assert shutil.which("g++") is not None, "the package under test was compiled with g++"
     program = tmp_path / "bin" / "ccache"

@@ -94,7 +94,6 @@ def slices(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_a_slice_may_end_or_begin_at_a_value(tmp_path: Path) -> None:
     def draw(sizes: dict[str, int], generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], dict]:
         return (torch.rand(sizes["rows"], 3, generator=generator), torch.randint(-6, 7, (), generator=generator)), {}
@@ -116,7 +115,6 @@ class Slice(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_code_that_does_not_compile_names_the_operator_and_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,7 +125,6 @@ def test_weights_are_refused_if_nothing_can_record_the_cases_or_they_do_not_fit(
     assert not out.exists()
 
 
-@pytest.mark.process
 def test_sequences_are_recorded_again_and_the_state_begins_as_packaged(tmp_path: Path) -> None:
     """The weights may come with what sessions begin with, and with no other state."""
     torch.manual_seed(7)

@@ -55,7 +55,6 @@ def test_the_page_has_a_row_for_each_module_and_no_other() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_masked_scatter_is_right_when_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # pytorch#186146: wrong values, and no error.
     monkeypatch.chdir(ROOT)

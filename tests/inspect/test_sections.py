@@ -156,7 +156,6 @@ def test_a_page_that_cannot_be_written_is_refused_first(
     assert sample.read_bytes() == before
 
 
-@pytest.mark.process
 def test_verify_writes_the_page_with_its_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "a.html"
     code, out, _ = run(capsys, "verify", artifact("patches-program"), "--against", "cases", "--report", page)

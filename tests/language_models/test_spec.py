@@ -100,7 +100,6 @@ def test_odd_sizes_trace(length: int, prompt: int, batch: int) -> None:
     assert ends == {name: size for name, size in wanted.items() if size[1] > 1}
 
 
-@pytest.mark.process
 def test_without_transformers_the_import_says_what_to_install(tmp_path: Path) -> None:
     script = """
 import sys

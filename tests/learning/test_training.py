@@ -241,7 +241,6 @@ def test_a_session_that_sets_a_part_of_its_state_has_that_part_alone(tmp_path: P
         assert torch.equal(answer, python.predict(x))
 
 
-@pytest.mark.process
 def test_what_a_session_learnt_is_what_a_new_package_begins_with(tmp_path: Path) -> None:
     """It is verified with eager, whose parameters and moments are those of the file."""
     old, new, saved = artifact("self-taught"), tmp_path / "new.pt2", tmp_path / "learnt.safetensors"

@@ -60,7 +60,6 @@ def programs() -> Iterator[Path]:
 _FOLLOWED: dict[str, tuple[int, str]] = {}  # by line: many mistakes have one right form
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     "mistake", [pytest.param(each, id=each.name, marks=[pytest.mark.slow] * each.slow) for each in mistakes()]
 )

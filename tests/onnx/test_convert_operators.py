@@ -160,7 +160,6 @@ def test_a_size_that_an_operator_takes_is_an_input_of_its_function() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_what_onnx_runtime_has_no_kernel_for_is_named_with_its_dtype() -> None:
     def add(a: Tensor, b: Tensor) -> Tensor:
         out = torch.empty_like(a)

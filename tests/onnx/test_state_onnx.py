@@ -143,7 +143,6 @@ def test_stock_onnx_runtime_remembers_what_eager_remembers(decoder: Path) -> Non
     assert state["position"] == 8
 
 
-@pytest.mark.process
 def test_sequences_are_verified_with_what_came_out_going_in_again(decoder: Path, capsys) -> None:
     assert main(["verify", str(sidecar_path(decoder)), "--model", MODEL, "--shapes", "3", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -168,7 +167,6 @@ def swapped(path: Path, first: str, second: str) -> None:
     onnx.save(model, path)
 
 
-@pytest.mark.process
 def test_a_layer_that_is_swapped_is_found(decoder: Path, tmp_path: Path) -> None:
     shutil.copytree(decoder.parent, tmp_path, dirs_exist_ok=True)
     wrong = tmp_path / "dec.decode.onnx"
@@ -192,7 +190,6 @@ def test_a_layer_that_is_swapped_is_found(decoder: Path, tmp_path: Path) -> None
     assert "state keys_0" in failed[0].verdict.message
 
 
-@pytest.mark.process
 def test_a_single_forward_with_state_is_one_file(tmp_path: Path) -> None:
     manifest = export_onnx(state_models.counter(), tmp_path / "counter.onnx", TraceOptions(cases=1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["counter.onnx", "counter.onnx.exportkit"]

@@ -68,7 +68,6 @@ def only(report: Report) -> object:
 # --- what is right ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.process
 def test_a_right_model_agrees_with_its_cases_and_with_eager(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "verify", model, "--model", "net.py:Net", "--shapes", "3", "--json")
     report = json.loads(out)
@@ -152,7 +151,6 @@ def fixed_rows(proto: onnx.ModelProto) -> None:
     proto.graph.initializer.append(onnx.numpy_helper.from_array(torch.tensor([2, 3]).numpy(), "shape"))
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("change", "verdict", "code"),
     [
@@ -171,7 +169,6 @@ def test_a_injected_error_has_its_verdict(
     assert report.exit_code == code
 
 
-@pytest.mark.process
 def test_a_size_the_model_does_not_take_is_a_verdict_and_the_others_are_compared(tmp_path: Path) -> None:
     path = write_small(tmp_path / "m.onnx", fixed_rows)
     report = verify(path, VerifyOptions(shapes=2, eager=NAMED))
@@ -218,7 +215,6 @@ def test_a_model_of_another_exporter_is_exit_code_3_with_what_it_lacks(
 # --- signatures -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.process
 def test_a_signature_covers_all_files_and_is_demanded_by_key_and_by_policy(
     model: Path, tmp_path: Path, release: Signer, capsys: pytest.CaptureFixture[str]
 ) -> None:

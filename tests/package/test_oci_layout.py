@@ -160,7 +160,6 @@ def test_a_folder_with_one_package_is_that_package(package: Path, layout: Path, 
         PackageReader(tmp_path / "empty")
 
 
-@pytest.mark.process
 def test_commands_take_a_layout(tiny_package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layout = str(tmp_path / "tiny")
     assert main(["oci", str(tiny_package), "-o", layout]) == 0
@@ -280,7 +279,6 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"localhost:{port}"
 
 
-@pytest.mark.process
 @pytest.mark.skipif(PROGRAM is None, reason=WHY_NOT)
 @pytest.mark.skipif(SKOPEO is None, reason="no skopeo here (Debian: apt-get install skopeo)")
 def test_skopeo_takes_a_layout_to_a_registry_and_back(host: str, layout: Path, tmp_path: Path) -> None:
@@ -294,7 +292,6 @@ def test_skopeo_takes_a_layout_to_a_registry_and_back(host: str, layout: Path, t
         reader.verify()
 
 
-@pytest.mark.process
 @pytest.mark.skipif(PROGRAM is None, reason=WHY_NOT)
 @pytest.mark.skipif(ORAS is None, reason="no oras here (github.com/oras-project/oras)")
 def test_oras_puts_a_layout_into_a_registry_and_gets_its_files(

@@ -77,7 +77,6 @@ def test_without_nvcc_only_a_demand_for_it_stops_the_build(
             setup["choose_cuda"]()
 
 
-@pytest.mark.process
 def test_libraries_may_look_for_this_pythons_torch_and_not_into_an_isolated_build(
     setup: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -88,7 +87,6 @@ def test_libraries_may_look_for_this_pythons_torch_and_not_into_an_isolated_buil
     assert not setup["torch_stays"](overlay)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
 def test_libraries_look_into_no_folder_below_one_in_which_all_may_write(
     setup: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
@@ -109,7 +107,6 @@ def test_libraries_look_into_no_folder_below_one_in_which_all_may_write(
     assert setup["torch_stays"](site / "torch")
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(("torch_is", "absolute"), [("ours", "ON"), ("of an isolated build", "OFF")])
 def test_an_in_place_build_says_that_the_torch_of_an_isolated_build_goes(
     setup: dict[str, Any],

@@ -23,7 +23,6 @@ def _compilers():
     exportkit_run.require_built()  # it brings DLPack's header
 
 
-@pytest.mark.process
 def test_the_listing_of_the_interface_is_that_of_the_header():
     stale = "csrc/runtime/exportkit.abi is stale. If no line changed but for added ones: `python -m tools.c_abi`"
     assert c_abi.listing() == c_abi.LISTING.read_text(), stale

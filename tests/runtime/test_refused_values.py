@@ -182,7 +182,6 @@ def test_a_session_that_wrote_a_refused_value_is_broken_until_it_is_reset(notebo
 
 
 @pytest.mark.slow_but("lookups")
-@pytest.mark.process
 @pytest.mark.parametrize("name", ["lookups", "words", "weighted", "rotated", "recurrent", "patches", "arr-coc"])
 def test_no_value_ends_a_process(name):
     said = run_python(ATTACK, artifact(name), cwd=ROOT, PYTHONPATH=str(ROOT))

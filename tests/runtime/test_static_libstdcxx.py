@@ -85,7 +85,6 @@ def test_export_refuses_what_such_a_compiler_made(static_files):
     assert "CXX=" in (error.value.hint or "")
 
 
-@pytest.mark.process
 def test_doctor_finds_such_a_compiler(monkeypatch):
     """By what it makes of a probe, wherever it is found."""
     monkeypatch.setattr(usable_compiler.shutil, "which", lambda name, **_: str(COMPILER) if "g++" in name else None)

@@ -19,7 +19,6 @@ _HERE = [row for row in ROWS if "cpu" in row.devices and not row.note]
 _TAKEN = ("list", "export", "package", "load", "run")  # `package` verifies; `check` is about the library itself
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("row", _HERE, ids=lambda row: row.name.split()[0])
 def test_a_library_becomes_a_package_that_runs_without_it(row: Library) -> None:
     if why := missing(row):

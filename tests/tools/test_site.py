@@ -39,7 +39,6 @@ class Loaded(HTMLParser):
             self.found.append(given.get("href") or "")
 
 
-@pytest.mark.process
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(source: Path, tmp_path: Path):
     site.build(source, tmp_path, "html")
@@ -66,7 +65,6 @@ def words(page: str) -> str:
     return " ".join(line for line in page.splitlines() if not line.startswith((".", "'")))
 
 
-@pytest.mark.process
 def test_the_man_page_is_that_of_the_commands(source: Path):
     page = words(site.man_page(source))
     assert words(site.MAN_PAGE.read_text()) == page, "docs/exportkit.1 is stale: run `make docs`"

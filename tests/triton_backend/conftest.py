@@ -10,7 +10,7 @@ from tests.triton_backend.triton_server import Triton
 
 
 @pytest.fixture(scope="session")
-def triton(tmp_path_factory: pytest.TempPathFactory, starts_process: None) -> Iterator[Triton]:
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
     """A server without models, that has crashed in no test."""
     server = Triton(tmp_path_factory.mktemp("triton"))
     try:

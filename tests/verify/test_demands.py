@@ -79,7 +79,6 @@ def hostile(path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # --- verify -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("by", ["the caller", "a policy"])
 def test_a_source_that_lies_beside_a_signed_package_is_not_run(genuine: Path, mark: Path, release: Signer, by: str):
     if by == "a policy":
@@ -95,7 +94,6 @@ def test_a_source_that_lies_beside_a_signed_package_is_not_run(genuine: Path, ma
     assert by.removeprefix("a ") in eager.message
 
 
-@pytest.mark.process
 def test_it_is_run_where_the_caller_names_it_and_nowhere_else(genuine: Path, mark: Path, release: Signer):
     verify(genuine, VerifyOptions(trust=Trust([release.public]), eager=ReferenceModel(SOURCE), shapes=1))
     assert mark.exists()
@@ -124,7 +122,6 @@ def test_an_unsigned_artifact_is_refused_before_anything_of_it_runs(
     assert not list(tmp_path.glob("*out.pt2*"))
 
 
-@pytest.mark.process
 def test_there_is_no_signature_while_the_package_runs(tmp_path: Path, release: Signer, monkeypatch: pytest.MonkeyPatch):
     """It could be carried off: what is examined runs as the same user."""
     seen: list[str] = []
@@ -142,7 +139,6 @@ def test_there_is_no_signature_while_the_package_runs(tmp_path: Path, release: S
     assert (tmp_path / "out.pt2.sig").exists()
 
 
-@pytest.mark.process
 def test_a_package_that_fails_leaves_neither_package_nor_signature(tmp_path: Path, release: Signer):
     wrong = {**right(X), "y": X.clone()}
     path = write_artifact(tmp_path / "artifact.pt2", Affine(), [(X, wrong)])
@@ -152,7 +148,6 @@ def test_a_package_that_fails_leaves_neither_package_nor_signature(tmp_path: Pat
     assert not list(tmp_path.glob("*out.pt2*"))
 
 
-@pytest.mark.process
 def test_the_process_that_runs_it_takes_no_other_package_without_a_signature(tmp_path: Path, release: Signer):
     """One that took its place under its name, say."""
     path = write_artifact(tmp_path / "artifact.pt2", Affine(), [(X, right(X))])

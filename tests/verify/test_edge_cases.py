@@ -85,18 +85,15 @@ def failures(request, tmp_path_factory):
     return json.loads(printed.splitlines()[-1])
 
 
-@pytest.mark.process
 def test_the_right_kernel_passes(failures):
     assert failures[""] == {}
 
 
-@pytest.mark.process
 @pytest.mark.slow_but("ties", "NaN", "-128", "nothing selected", "strides of 0")
 @pytest.mark.parametrize("injected", WRONG)
 def test_a_wrong_kernel_is_caught_and_its_edge_case_named(injected, failures):
     assert any(WRONG[injected] in label for label in failures[injected]), failures[injected]
 
 
-@pytest.mark.process
 def test_a_kernel_that_reads_what_nothing_wrote_is_caught(failures):
     assert any("agrees where memory was not filled with NaN: " in said for said in failures["memory"].values())

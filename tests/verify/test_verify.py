@@ -44,7 +44,6 @@ def verdicts(report, against="cases"):
     return [check.verdict for check in report.checks if check.against == against]
 
 
-@pytest.mark.process
 def test_right_and_wrong_answers_each_have_their_verdict(artifact):
     wrong = right(X)
     wrong["y"][1, 2] += 1
@@ -103,7 +102,6 @@ def test_misbehaviour_is_a_verdict_and_the_next_call_gets_a_new_process(
     assert [(target.name, target.left_out) for target in report.targets] == [("program", "an operator is missing")]
 
 
-@pytest.mark.process
 def test_eager_is_compared_at_the_ends_of_the_range_and_between(artifact):
     """Of a bare module: its inputs are made from the manifest."""
     path = artifact(Affine(), [], source="verify_models:Refusing", state_sha256=STATE)
@@ -185,7 +183,6 @@ def spec():
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_a_kernel_that_does_not_check_its_indices_is_compared_at_those_that_it_takes(tmp_path: Path) -> None:
     (tmp_path / "taken.py").write_text(MODEL)
     artifact, model = tmp_path / "taken.pt2", f"{tmp_path}/taken.py:spec"

@@ -41,7 +41,6 @@ def not_applicable(spec: OpSpec, device: torch.device) -> set[str]:
     return names
 
 
-@pytest.mark.process  # of Triton and of what writes to arguments: a compiler
 @pytest.mark.parametrize(("name", "spec"), WALKED, ids=[name for name, _ in WALKED])
 def test_an_operator_keeps_the_contract_and_no_check_is_left_out_but_for_a_reason(
     name: str, spec: OpSpec, device: torch.device

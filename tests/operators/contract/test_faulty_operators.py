@@ -31,7 +31,6 @@ def test_a_lie_is_found_by_the_check_that_is_meant_to_with_the_smallest_call(lie
 
 
 @pytest.mark.slow
-@pytest.mark.process
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_operator_passes_every_check(name: str):
     report = check_operator(HONEST[name])

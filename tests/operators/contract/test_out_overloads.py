@@ -37,7 +37,6 @@ def test_an_overload_with_another_answer_is_found_with_the_smallest_call():
 
 
 @needs_tag
-@pytest.mark.process
 def test_an_operator_is_not_blamed_for_how_torch_calls_its_overload():
     subject = _with_out("called", 2)
     for _ in range(2):  # what the first check compiled without the overload does not answer for the second

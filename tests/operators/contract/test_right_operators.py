@@ -163,7 +163,6 @@ def test_a_right_operator_is_not_called_broken(name: str):
 
 
 @pytest.mark.slow_but("takes no tensor", "finds one*")
-@pytest.mark.process
 @pytest.mark.parametrize(
     "name", ["takes no tensor", "computes a size that is one in its smallest call", "finds one thing"]
 )

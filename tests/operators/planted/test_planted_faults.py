@@ -31,7 +31,6 @@ def test_the_page_is_that_of_the_run_and_enough_is_found():
     assert {check for fault in PLANTED for check in fault.checks} <= {*checks(), "crash"}
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("check", EVERY_PUSH)
 def test_faults_of_a_kind_are_found_and_not_in_right_operators(check: str):
     found = planted_faults.found([*EVERY_PUSH[check], *RIGHT[:4]], 0, [check])
@@ -40,7 +39,6 @@ def test_faults_of_a_kind_are_found_and_not_in_right_operators(check: str):
 
 
 @pytest.mark.slow
-@pytest.mark.process
 @pytest.mark.parametrize("seed", planted_faults.SEEDS)
 @pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.operator) for fault in FOUND])
 def test_a_fault_that_the_page_says_is_found_is_found(fault: Planted, seed: int):
@@ -49,6 +47,5 @@ def test_a_fault_that_the_page_says_is_found_is_found(fault: Planted, seed: int)
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_nothing_is_found_in_right_operators():
     assert planted_faults.found(RIGHT, 0) == {name: [] for name in RIGHT}

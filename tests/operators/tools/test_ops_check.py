@@ -24,7 +24,6 @@ def findings(checked: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_crash_hang_and_exhausted_memory_are_findings_and_the_others_are_checked(ops):
     options = ["--only", "fake-shape", "--timeout", 8, "--max-memory", "4GB"]
     code, document = ops("check", INJECTED, *options)
@@ -75,7 +74,6 @@ def test_given_calls_are_used_and_the_reference_is_compared(ops):
     assert "must equal the reference" in findings(document["operators"][0])["reference"]["message"]
 
 
-@pytest.mark.process
 def test_given_calls_are_checked_beside_the_drawn_ones(ops):
     code, document = ops(
         "check", INJECTED, "--operator", "narrow", "--only", "fake-shape", "--only", "fake-dtype",
@@ -88,7 +86,6 @@ def test_given_calls_are_checked_beside_the_drawn_ones(ops):
     assert ", 41)" in findings(checked)["fake-dtype"]["call"], "nobody draws 41"
 
 
-@pytest.mark.process
 def test_the_calls_of_a_model_are_recorded_and_varied(ops):
     code, document = ops("check", f"{INJECTED}:Net", "--input", "x=float32[2,3,4]", "--only", "fake-shape")
     checked = by_name(document)
@@ -98,7 +95,6 @@ def test_the_calls_of_a_model_are_recorded_and_varied(ops):
     assert set(findings(checked["injected::padded"])) == {"fake-shape"}, "the model's own size shows no fault"
 
 
-@pytest.mark.process
 def test_the_text_names_what_is_broken_and_how_to_see_it(capsys):
     assert main(["ops", "check", str(INJECTED), "--operator", "padded", "--only", "fake-shape"]) == 1
     said = capsys.readouterr()
@@ -129,7 +125,6 @@ def test_what_cannot_be_is_a_usage_error(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -163,7 +158,6 @@ def test_a_float_parameter_of_cpp_is_found_in_a_library_and_a_double_is_not(ops)
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_a_kernel_for_all_devices_is_tried_for_its_parts(ops, tmp_path):
     library = stable_library.build(Path(__file__).parents[2] / "export" / "opaque_ops.cpp")
     model = tmp_path / "composites.py"

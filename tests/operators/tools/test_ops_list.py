@@ -31,7 +31,6 @@ def test_a_shared_library_is_listed_with_what_it_lacks_and_needs(ops):
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_our_own_operators_have_fakes_gradients_and_autocast_rules(capsys):
     assert main(["ops", "list", "exportkit.arr_coc"]) == 0
     said = capsys.readouterr().out
@@ -42,7 +41,6 @@ def test_our_own_operators_have_fakes_gradients_and_autocast_rules(capsys):
     assert str(operator_library("cpu")) in said
 
 
-@pytest.mark.process
 def test_operators_in_python_are_told_from_those_in_c(ops):
     _, document = ops("list", INJECTED)
     operators = {operator["name"]: operator for operator in document["operators"]}
@@ -51,7 +49,6 @@ def test_operators_in_python_are_told_from_those_in_c(ops):
     assert document["files"] == []
 
 
-@pytest.mark.process
 def test_an_operator_that_needs_no_fake_needs_none_by_list_and_by_check(ops, tmp_path):
     file = tmp_path / "writers.py"
     file.write_text(
@@ -97,7 +94,6 @@ def test_symbols_of_torchs_cpp_are_beyond_the_stable_abi():
 
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_a_kernel_of_the_hugging_face_hub_is_listed_from_the_folder_of_its_build(ops, tmp_path, capsys):
     """Its operators are in a namespace that has a hash."""
     package = tmp_path / "scale-kernel" / "build" / "torch213-cxx11-cpu-x86_64-linux"
@@ -122,7 +118,6 @@ def test_a_kernel_of_the_hugging_face_hub_is_listed_from_the_folder_of_its_build
     assert "has no __init__.py" in capsys.readouterr().err
 
 
-@pytest.mark.process
 def test_a_schema_that_export_cannot_take_is_named(tmp_path, capsys):
     body = 'define("odd_schemas", "f(Tensor x, Scalar by) -> Tensor"); '
     body += 'define("odder_schemas", "g(Tensor! x, complex by, Device at=\\"cpu\\") -> ()"); '  # torch cannot read it
@@ -135,7 +130,6 @@ def test_a_schema_that_export_cannot_take_is_named(tmp_path, capsys):
     assert "odder_schemas::g: Argument by is complex, and the stable ABI cannot pass that." in printed
 
 
-@pytest.mark.process
 def test_a_library_that_cannot_be_loaded_says_why(tmp_path, capsys):
     (tmp_path / "text.so").write_text("no library")
     assert main(["ops", "list", str(tmp_path / "text.so")]) == 2

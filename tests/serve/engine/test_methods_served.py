@@ -29,7 +29,6 @@ def rows(count: int = 2) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("isolate", [False, True])
-@pytest.mark.process
 async def test_a_method_without_state_answers_under_its_name(recorder_package, isolate):
     async with serving(recorder_package, isolate=isolate, batch=GATHERING, sequences=NONE) as repository:
         model = only(repository)

@@ -75,7 +75,6 @@ def as_a_session_answers(package: Path, given: Iterable[torch.Tensor], answers: 
 
 
 @pytest.mark.parametrize("isolate", [False, True])
-@pytest.mark.process
 async def test_two_interleaved_sequences_equal_two_sessions(recorder_package, isolate):
     """A number and its text are two ids."""
     async with serving(recorder_package, isolate=isolate) as (repository, model, sequences):
@@ -218,7 +217,6 @@ async def test_a_step_whose_answer_nobody_gets_ends_its_sequence(recorder_packag
         assert sequences.ended == {"unanswered": 4}
 
 
-@pytest.mark.process
 async def test_a_lost_worker_ends_its_sequences_with_a_status(recorder_package):
     async with serving(recorder_package, isolate=True) as (repository, model, sequences):
         for sequence in (1, 2):

@@ -58,7 +58,6 @@ async def test_a_lost_device_takes_no_requests_and_the_others_go_on(rows_package
         assert "cpu is lost to this process" in repository.lost
 
 
-@pytest.mark.process
 async def test_a_worker_that_is_killed_leaves_the_others_and_comes_back(rows_package: Path, monkeypatch) -> None:
     monkeypatch.setattr(model_replica, "FIRST_DELAY", 0.01)
     async with serving(rows_package, devices=("cpu", "cpu"), isolate=True, batch=ONE_BY_ONE) as repository:

@@ -18,7 +18,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 
 
 @pytest.fixture(scope="module")
-def browser(starts_process: None) -> Iterator[Browser]:
+def browser() -> Iterator[Browser]:
     """The system's Chromium, without a window. Each test opens a context of its own in it.
 
     A module's, not the session's: playwright keeps an event loop in this thread, and other tests begin theirs.

@@ -6,7 +6,6 @@ import gc
 import weakref
 from typing import Any
 
-import pytest
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from exportkit.serve.rpc.message_classes import INFERENCE, message_class, methods
@@ -49,7 +48,6 @@ def test_every_method_takes_and_returns_what_tritonclient_sends_and_expects():
         assert theirs[name].client_streaming == theirs[name].server_streaming == (name == "ModelStreamInfer")
 
 
-@pytest.mark.process
 def test_the_descriptor_set_is_that_of_the_proto_files():
     assert rpc_descriptors.descriptor_set() == rpc_descriptors.WRITTEN.read_bytes()
 
