@@ -31,7 +31,7 @@ from exportkit.package.archive import PackageReader, StoredRecord, write_package
 from exportkit.serve.serve_options import ServeOptions  # noqa: E402 (after importorskip)
 from tests.deployment.observed_replica import Journal  # noqa: E402 (after importorskip)
 from tests.deployment.ray_cluster import ROOT, deploy, two_nodes  # noqa: E402 (after importorskip)
-from tests.runtime import stateful  # noqa: E402 (after importorskip)
+from tests.package import samples, stateful_samples  # noqa: E402 (after importorskip)
 from tests.serve.operations.asking_tiny import arrays, expected, triton_inputs  # noqa: E402 (after importorskip)
 
 PORT = 18700
@@ -242,6 +242,11 @@ def wait_for_version(version: str) -> None:
 
 
 def test_a_package_whose_methods_all_have_state_is_refused(tmp_path: Path):
-    package = stateful.write(tmp_path / "recorder.pt2")
-    with pytest.raises(UsageError, match=r"cannot be served: .* has state"):
-        ray_app.application(ServeOptions(packages=(package,)))
+    whole = stateful_samples.manifest(cases=())
+    target = samples.target(constants={"decode": {}})
+    kept = ("data/aotinductor/decode", "exportkit/ops", "exportkit/state")
+    records = {name: data for name, data in stateful_samples.RECORDS.items() if name.startswith(kept)}
+    manifest = msgspec.structs.replace(whole, methods=(whole.method("decode"),), targets=(target,), weights=())
+    write_package(tmp_path / "llm.pt2", manifest, records)
+    with pytest.raises(UsageError, match="toy cannot be served: decode has state"):
+        ray_app.application(ServeOptions(packages=(tmp_path / "llm.pt2",)))
