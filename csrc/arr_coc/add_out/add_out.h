@@ -53,29 +53,6 @@ inline bool has_distinct_elements(const Tensor& tensor) {
   return true;
 }
 
-// A tensor's strides, formatted only when a check fails.
-struct Strides {
-  const Tensor& tensor;
-};
-
-inline std::ostream& operator<<(std::ostream& text, const Strides& strides) {
-  text << '[';
-  for (int64_t dim = 0; dim < strides.tensor.dim(); ++dim) text << (dim ? ", " : "") << strides.tensor.stride(dim);
-  return text << ']';
-}
-
-inline void check_add_out(const Tensor& a, const Tensor& b, const Tensor& out) {
-  const char* op = "add_out";
-  check_floating(op, "a", a);
-  check(a.dim() <= kMaxDims, op, ": a must have at most ", kMaxDims, " dimensions, got shape ", shape_of(a));
-  check_alike(op, "a", a, "b", b);
-  check_alike(op, "a", a, "out", out);
-  check_same_shape(op, "a", a, "b", b);
-  check_same_shape(op, "a", a, "out", out);
-  check(has_distinct_elements(out), op, ": elements of out must not share memory, got shape ", shape_of(out),
-        " with strides ", Strides{out});
-}
-
 // Copies an input that shares memory with `out` in another way than element by element, because it would change while
 // it is read. Views that only interleave are copied too.
 inline Tensor unless_overwritten(const Tensor& input, const Tensor& out) {
@@ -121,7 +98,15 @@ struct AddOut {
 
 template <class Device>
 void add_out(const Tensor& a, const Tensor& b, Tensor out) {
-  check_add_out(a, b, out);
+  const char* op = "add_out";
+  check_floating(op, "a", a);
+  check(a.dim() <= kMaxDims, op, ": a must have at most ", kMaxDims, " dimensions, got shape ", shape_of(a));
+  check_alike(op, "a", a, "b", b);
+  check_alike(op, "a", a, "out", out);
+  check_same_shape(op, "a", a, "b", b);
+  check_same_shape(op, "a", a, "out", out);
+  check(has_distinct_elements(out), op, ": elements of out must not share memory, got shape ", shape_of(out),
+        " with strides ", strides_of(out));
   if (out.numel() == 0) return;
   const Device device(out);
   const Tensor x = unless_overwritten(a, out), y = unless_overwritten(b, out);

@@ -34,14 +34,6 @@ inline void check_budgets(const char* op, int64_t count, int64_t min_tokens, int
         "], got ", *total);
 }
 
-inline void check_allocate_lod_tokens(const Tensor& scores, int64_t min_tokens, int64_t max_tokens, double gamma,
-                                      std::optional<int64_t> total) {
-  const char* op = "allocate_lod_tokens";
-  check_rank(op, "scores", scores, 2, "[B, K]");
-  check_floating(op, "scores", scores);
-  check_budgets(op, scores.size(1), min_tokens, max_tokens, gamma, total);
-}
-
 // clamp(score, 0, 1) in float64, NaN as 0.
 C10_HOST_DEVICE inline double lod_score(double score) { return score > 0 ? (score < 1 ? score : 1.0) : 0.0; }
 
@@ -113,7 +105,10 @@ void run(const Cuda& device, const AllocateLodTokens<T>& call);
 template <class Device>
 Tensor allocate_lod_tokens(const Tensor& scores, int64_t min_tokens, int64_t max_tokens, double gamma,
                            std::optional<int64_t> total) {
-  check_allocate_lod_tokens(scores, min_tokens, max_tokens, gamma, total);
+  const char* op = "allocate_lod_tokens";
+  check_rank(op, "scores", scores, 2, "[B, K]");
+  check_floating(op, "scores", scores);
+  check_budgets(op, scores.size(1), min_tokens, max_tokens, gamma, total);
   const Device device(scores);
   const Tensor x = as_contiguous(scores);
   const int64_t batch = x.size(0), count = x.size(1);

@@ -5,21 +5,27 @@
 #include <initializer_list>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 #include "arr_coc/common/dispatch.h"
 
 namespace arr_coc {
 
-// A tensor's sizes, formatted only when a check fails.
-struct Shape {
+// A tensor's sizes or strides, formatted only when a check fails.
+struct PerDimension {
   const Tensor& tensor;
+  int64_t (Tensor::*of)(int64_t) const;
 };
 
-inline std::ostream& operator<<(std::ostream& text, const Shape& shape) {
+inline std::ostream& operator<<(std::ostream& text, const PerDimension& numbers) {
+  const auto& [tensor, of] = numbers;
   text << '[';
-  for (int64_t dim = 0; dim < shape.tensor.dim(); ++dim) text << (dim ? ", " : "") << shape.tensor.size(dim);
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) text << (dim ? ", " : "") << (tensor.*of)(dim);
   return text << ']';
 }
+
+inline PerDimension shape_of(const Tensor& tensor) { return {tensor, &Tensor::size}; }
+inline PerDimension strides_of(const Tensor& tensor) { return {tensor, &Tensor::stride}; }
 
 // A part of a message: one type for all that messages have, so that they are written by one function.
 class Part {
@@ -49,43 +55,22 @@ void check(bool holds, const Parts&... parts) {
   if (!holds) fail({parts...});
 }
 
-inline Shape shape_of(const Tensor& tensor) { return {tensor}; }
-
 inline const char* dtype_name(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Float:
-      return "float32";
-    case ScalarType::Double:
-      return "float64";
-    case ScalarType::Half:
-      return "float16";
-    case ScalarType::BFloat16:
-      return "bfloat16";
-    case ScalarType::Bool:
-      return "bool";
-    case ScalarType::Byte:
-      return "uint8";
-    case ScalarType::Char:
-      return "int8";
-    case ScalarType::Short:
-      return "int16";
-    case ScalarType::Int:
-      return "int32";
-    case ScalarType::Long:
-      return "int64";
-    default:
-      return torch::headeronly::toString(dtype);
-  }
-}
-
-inline bool is_floating(ScalarType dtype) {
-  return dtype == ScalarType::Float || dtype == ScalarType::Double || dtype == ScalarType::Half ||
-         dtype == ScalarType::BFloat16;
+  constexpr std::pair<ScalarType, const char*> kNames[] = {
+      {ScalarType::Float, "float32"},     {ScalarType::Double, "float64"}, {ScalarType::Half, "float16"},
+      {ScalarType::BFloat16, "bfloat16"}, {ScalarType::Bool, "bool"},      {ScalarType::Byte, "uint8"},
+      {ScalarType::Char, "int8"},         {ScalarType::Short, "int16"},    {ScalarType::Int, "int32"},
+      {ScalarType::Long, "int64"}};
+  for (const auto& [known, name] : kNames)
+    if (known == dtype) return name;
+  return torch::headeronly::toString(dtype);
 }
 
 inline void check_floating(const char* op, const char* name, const Tensor& tensor) {
-  check(is_floating(tensor.scalar_type()), op, ": ", name, " must be float32, float64, float16 or bfloat16, got ",
-        dtype_name(tensor.scalar_type()));
+  const ScalarType dtype = tensor.scalar_type();
+  check(dtype == ScalarType::Float || dtype == ScalarType::Double || dtype == ScalarType::Half ||
+            dtype == ScalarType::BFloat16,
+        op, ": ", name, " must be float32, float64, float16 or bfloat16, got ", dtype_name(dtype));
 }
 
 inline void check_dtype(const char* op, const char* name, const Tensor& tensor, ScalarType expected) {
@@ -128,13 +113,18 @@ inline void check_patch_grad(const char* op, const Tensor& grad, const Tensor& f
   check_same_size(op, "N", "grad", grad.size(1), "features", features.size(1));
 }
 
+// Checks a row [D] for x [..., D].
+inline void check_row(const char* op, const char* name, const Tensor& row, const Tensor& x) {
+  check_rank(op, name, row, 1, "[D]");
+  check_alike(op, "x", x, name, row);
+  check_same_size(op, "D", name, row.size(0), "x", x.size(-1));
+}
+
 // Checks x [..., D] with D >= 1 and weight [D].
 inline void check_rows_and_weight(const char* op, const Tensor& x, const Tensor& weight) {
   check_floating(op, "x", x);
   check(x.dim() >= 1 && x.size(-1) >= 1, op, ": x must be [..., D] with D >= 1, got shape ", shape_of(x));
-  check_rank(op, "weight", weight, 1, "[D]");
-  check_alike(op, "x", x, "weight", weight);
-  check_same_size(op, "D", "weight", weight.size(0), "x", x.size(-1));
+  check_row(op, "weight", weight, x);
 }
 
 // Checks that patches divide an image [B, C, H, W].
@@ -148,10 +138,8 @@ inline void check_patch_size(const char* op, const Tensor& image, int64_t patch_
 
 inline void check_same_shape(const char* op, const char* first_name, const Tensor& first, const char* name,
                              const Tensor& tensor) {
-  bool same = tensor.dim() == first.dim();
-  for (int64_t dim = 0; same && dim < first.dim(); ++dim) same = tensor.size(dim) == first.size(dim);
-  check(same, op, ": ", name, " has shape ", shape_of(tensor), ", ", first_name, " has shape ", shape_of(first),
-        "; they must be equal");
+  check(tensor.sizes().equals(first.sizes()), op, ": ", name, " has shape ", shape_of(tensor), ", ", first_name,
+        " has shape ", shape_of(first), "; they must be equal");
 }
 
 }  // namespace arr_coc

@@ -37,18 +37,11 @@ inline ScalarType accumulate_dtype(ScalarType dtype) {
 // Calls f(T{}) with the C++ type of a floating dtype. The caller has checked the dtype (checks.h).
 template <class F>
 void dispatch_floating(ScalarType dtype, F&& f) {
-  switch (dtype) {
-    case ScalarType::Float:
-      return f(float{});
-    case ScalarType::Double:
-      return f(double{});
-    case ScalarType::Half:
-      return f(Half{});
-    case ScalarType::BFloat16:
-      return f(BFloat16{});
-    default:
-      STD_TORCH_CHECK(false, "dispatch_floating: unchecked dtype");
-  }
+  if (dtype == ScalarType::Float) return f(float{});
+  if (dtype == ScalarType::Double) return f(double{});
+  if (dtype == ScalarType::Half) return f(Half{});
+  if (dtype == ScalarType::BFloat16) return f(BFloat16{});
+  STD_TORCH_CHECK(false, "dispatch_floating: unchecked dtype");
 }
 
 }  // namespace arr_coc

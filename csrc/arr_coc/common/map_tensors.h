@@ -30,9 +30,7 @@ Tensor map_tensors(const Tensor (&tensors)[N], Numbers... numbers) {
 inline void check_x_and_bias(const char* op, const Tensor& x, const Tensor& bias) {
   check_floating(op, "x", x);
   check(x.dim() > 0, op, ": x must be [..., D], got shape ", shape_of(x));
-  check_rank(op, "bias", bias, 1, "[D]");
-  check_alike(op, "x", x, "bias", bias);
-  check_same_size(op, "D", "bias", bias.size(0), "x", x.size(x.dim() - 1));
+  check_row(op, "bias", bias, x);
 }
 
 // Returns the tensor of f(x, bias) for x [..., D] and bias [D].

@@ -15,6 +15,9 @@ inline void check_compute_entropy(const Tensor& features, double temperature) {
   check(temperature > 0, op, ": temperature must be > 0, got ", temperature);
 }
 
+// What makes an entropy in powers of two one of [0, 1].
+inline double entropy_norm(int64_t width) { return width > 1 ? 1 / std::log2(double(width)) : 0; }
+
 // `scale` is log2 e / temperature.
 template <class T>
 struct Entropy {
@@ -43,8 +46,8 @@ Tensor compute_entropy(const Tensor& features, double temperature) {
   dispatch_floating(x.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
-    const A norm = width > 1 ? A(1 / std::log2(double(width))) : A(0);
-    run(device, Entropy<T>{data_of<T>(x), data_of<T>(entropy), rows, width, A(kLog2E / temperature), norm});
+    run(device,
+        Entropy<T>{data_of<T>(x), data_of<T>(entropy), rows, width, A(kLog2E / temperature), A(entropy_norm(width))});
   });
   return entropy;
 }

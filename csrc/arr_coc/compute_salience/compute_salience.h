@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <tuple>
 #include <vector>
@@ -85,49 +84,13 @@ struct SalienceInputs {
   const std::vector<double>& weights;
 };
 
-inline void check_compute_salience(const char* op, const SalienceInputs& in) {
-  check_features(op, in.features);
-  check(in.lab.dim() == 4 && in.lab.size(1) == 3, op, ": lab must be [B, 3, H, W], got shape ", shape_of(in.lab));
-  check_alike(op, "features", in.features, "lab", in.lab);
-  check_same_size(op, "B", "lab", in.lab.size(0), "features", in.features.size(0));
-  check_sobel(op, "sobel_x", in.sobel_x, in.features);
-  check_same_image(op, "sobel_x", in.sobel_x, "lab", in.lab);
-  check_sobel(op, "sobel_y", in.sobel_y, in.features);
-  check_same_image(op, "sobel_y", in.sobel_y, "lab", in.lab);
-  check_patches(op, in.features, in.lab, in.patch_size);
-  check_salience_weights(op, "weights", in.weights);
-}
-
 // Checks a statistic from the forward call. `layout` names its dimensions, whose sizes are `sizes`.
 inline void check_statistic(const char* op, const char* name, const Tensor& statistic, const Tensor& features,
-                            const char* layout, std::initializer_list<int64_t> sizes) {
+                            const char* layout, torch::headeronly::IntHeaderOnlyArrayRef sizes) {
   check_dtype(op, name, statistic, accumulate_dtype(features.scalar_type()));
   check(statistic.device() == features.device(), op, ": ", name, " and features must be on one device");
-  const auto found = statistic.sizes();
-  check(std::equal(found.begin(), found.end(), sizes.begin(), sizes.end()), op, ": ", name, " must be ", layout,
-        " of features ", shape_of(features), ", got shape ", shape_of(statistic));
-}
-
-// The arguments of compute_salience_grad, without the flags that say which gradients are needed.
-struct SalienceGradInputs {
-  const Tensor &grad, &features, &sobel_x, &sobel_y, &mean_unit, &mean_norm, &patches;
-  int64_t patch_size;
-  const std::vector<double>& weights;
-};
-
-inline void check_compute_salience_grad(const SalienceGradInputs& in) {
-  const char* op = "compute_salience_grad";
-  check_features(op, in.features);
-  check_sobel(op, "sobel_x", in.sobel_x, in.features);
-  check_sobel(op, "sobel_y", in.sobel_y, in.features);
-  check_same_image(op, "sobel_y", in.sobel_y, "sobel_x", in.sobel_x);
-  check_patches(op, in.features, in.sobel_x, in.patch_size);
-  check_salience_weights(op, "weights", in.weights);
-  const int64_t batch = in.features.size(0), count = in.features.size(1), width = in.features.size(2);
-  check_statistic(op, "mean_unit", in.mean_unit, in.features, "[B, D]", {batch, width});
-  check_statistic(op, "mean_norm", in.mean_norm, in.features, "[B, 1]", {batch, 1});
-  check_statistic(op, "patches", in.patches, in.features, "[B, 7, N]", {batch, kStatistics, count});
-  check_patch_grad(op, in.grad, in.features);
+  check(statistic.sizes().equals(sizes), op, ": ", name, " must be ", layout, " of features ", shape_of(features),
+        ", got shape ", shape_of(statistic));
 }
 
 template <class T>
@@ -156,7 +119,16 @@ struct SalienceGrad {
 // Salience and the statistics for its gradient: see compute_salience_forward in compute_salience.py.
 template <class Device>
 std::tuple<Tensor, Tensor, Tensor, Tensor> salience_and_statistics(const char* op, const SalienceInputs& in) {
-  check_compute_salience(op, in);
+  check_features(op, in.features);
+  check(in.lab.dim() == 4 && in.lab.size(1) == 3, op, ": lab must be [B, 3, H, W], got shape ", shape_of(in.lab));
+  check_alike(op, "features", in.features, "lab", in.lab);
+  check_same_size(op, "B", "lab", in.lab.size(0), "features", in.features.size(0));
+  check_sobel(op, "sobel_x", in.sobel_x, in.features);
+  check_same_image(op, "sobel_x", in.sobel_x, "lab", in.lab);
+  check_sobel(op, "sobel_y", in.sobel_y, in.features);
+  check_same_image(op, "sobel_y", in.sobel_y, "lab", in.lab);
+  check_patches(op, in.features, in.lab, in.patch_size);
+  check_salience_weights(op, "weights", in.weights);
   const Device device(in.features);
   const Tensor x = as_aligned(in.features), lab = as_aligned(in.lab), gx = as_aligned(in.sobel_x),
                gy = as_aligned(in.sobel_y);
@@ -197,7 +169,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad(const Tensor& g
                                                                  const Tensor& patches, int64_t patch_size,
                                                                  std::vector<double> weights, bool need_features,
                                                                  bool need_lab, bool need_sobel_x, bool need_sobel_y) {
-  check_compute_salience_grad({grad, features, sobel_x, sobel_y, mean_unit, mean_norm, patches, patch_size, weights});
+  const char* op = "compute_salience_grad";
+  check_features(op, features);
+  check_sobel(op, "sobel_x", sobel_x, features);
+  check_sobel(op, "sobel_y", sobel_y, features);
+  check_same_image(op, "sobel_y", sobel_y, "sobel_x", sobel_x);
+  check_patches(op, features, sobel_x, patch_size);
+  check_salience_weights(op, "weights", weights);
+  const int64_t batch = features.size(0), count = features.size(1), width = features.size(2);
+  check_statistic(op, "mean_unit", mean_unit, features, "[B, D]", {batch, width});
+  check_statistic(op, "mean_norm", mean_norm, features, "[B, 1]", {batch, 1});
+  check_statistic(op, "patches", patches, features, "[B, 7, N]", {batch, kStatistics, count});
+  check_patch_grad(op, grad, features);
   const Device device(features);
   const Tensor g = as_contiguous(grad), x = as_contiguous(features), gx = as_contiguous(sobel_x),
                gy = as_contiguous(sobel_y), unit = as_contiguous(mean_unit), norm = as_contiguous(mean_norm),
@@ -212,7 +195,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad(const Tensor& g
     run(device, SalienceGrad<T>{data_of<T>(g), data_of<T>(x), data_of<T>(gx), data_of<T>(gy), data_of<A>(unit),
                                 data_of<A>(norm), data_of<A>(statistics), data_of<T>(grad_features),
                                 data_of<T>(grad_lab), data_of<T>(grad_x), data_of<T>(grad_y), PatchGrid(gx, patch_size),
-                                x.size(2), SalienceWeights(weights)});
+                                width, SalienceWeights(weights)});
   });
   return {grad_features, grad_lab, grad_x, grad_y};
 }

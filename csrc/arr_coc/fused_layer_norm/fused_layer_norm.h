@@ -7,18 +7,11 @@
 
 namespace arr_coc {
 
-// Whether `tensor` has exactly the sizes of the first `rank` dimensions of `x`.
-inline bool has_sizes(const Tensor& tensor, const Tensor& x, int64_t rank) {
-  bool same = tensor.dim() == rank;
-  for (int64_t dim = 0; same && dim < rank; ++dim) same = tensor.size(dim) == x.size(dim);
-  return same;
-}
-
 inline void check_row_statistic(const char* op, const char* name, const Tensor& statistic, const Tensor& x) {
   check_dtype(op, name, statistic, accumulate_dtype(x.scalar_type()));
   check(statistic.device() == x.device(), op, ": ", name, " and x must be on one device");
-  check(has_sizes(statistic, x, x.dim() - 1), op, ": ", name, " must have one value a row of x, of shape ", shape_of(x),
-        ", got shape ", shape_of(statistic));
+  check(statistic.sizes().equals(x.sizes().slice(0, x.dim() - 1)), op, ": ", name,
+        " must have one value a row of x, of shape ", shape_of(x), ", got shape ", shape_of(statistic));
 }
 
 template <class T>
@@ -46,9 +39,7 @@ std::tuple<Tensor, Tensor, Tensor> fused_layer_norm(const Tensor& x, const Tenso
                                                     double eps) {
   const char* op = "fused_layer_norm";
   check_rows_and_weight(op, x, weight);
-  check_rank(op, "bias", bias, 1, "[D]");
-  check_alike(op, "x", x, "bias", bias);
-  check_same_size(op, "D", "bias", bias.size(0), "x", x.size(-1));
+  check_row(op, "bias", bias, x);
   check(eps >= 0, op, ": eps must be >= 0, got ", eps);
   const Device device(x);
   const Tensor in = as_contiguous(x), weights = as_contiguous(weight), biases = as_contiguous(bias);
@@ -73,7 +64,7 @@ std::tuple<Tensor, Tensor, Tensor> fused_layer_norm_grad(const Tensor& grad, con
   const char* op = "fused_layer_norm_grad";
   check_rows_and_weight(op, x, weight);
   check_alike(op, "x", x, "grad", grad);
-  check(has_sizes(grad, x, x.dim()), op, ": grad must have the shape of x, ", shape_of(x), ", got shape ",
+  check(grad.sizes().equals(x.sizes()), op, ": grad must have the shape of x, ", shape_of(x), ", got shape ",
         shape_of(grad));
   check_row_statistic(op, "mean", mean, x);
   check_row_statistic(op, "rstd", rstd, x);

@@ -8,19 +8,6 @@
 
 namespace arr_coc {
 
-inline void check_invariant_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
-  const char* op = "invariant_linear";
-  check_floating(op, "x", x);
-  check(x.dim() > 0, op, ": x must be [..., I], got shape ", shape_of(x));
-  check_rank(op, "weight", weight, 2, "[O, I]");
-  check_alike(op, "x", x, "weight", weight);
-  check_same_size(op, "I", "weight", weight.size(1), "x", x.size(x.dim() - 1));
-  if (!bias.has_value()) return;
-  check_rank(op, "bias", *bias, 1, "[O]");
-  check_alike(op, "x", x, "bias", *bias);
-  check_same_size(op, "O", "bias", bias->size(0), "weight", weight.size(0));
-}
-
 // The order of a sum. It is divided into parts, and a part is added up from its first product to its last, one fused
 // multiply-add each, and to zero the parts are added, from the first to the last. The order depends on the number of
 // products alone, so that a row has the same bits beside any other rows. Parts let several blocks share a long sum.
@@ -51,11 +38,21 @@ struct InvariantLinear {
 
 template <class Device>
 Tensor invariant_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
-  check_invariant_linear(x, weight, bias);
+  const char* op = "invariant_linear";
+  check_floating(op, "x", x);
+  check(x.dim() > 0, op, ": x must be [..., I], got shape ", shape_of(x));
+  check_rank(op, "weight", weight, 2, "[O, I]");
+  check_alike(op, "x", x, "weight", weight);
+  check_same_size(op, "I", "weight", weight.size(1), "x", x.size(-1));
+  if (bias) {
+    check_rank(op, "bias", *bias, 1, "[O]");
+    check_alike(op, "x", x, "bias", *bias);
+    check_same_size(op, "O", "bias", bias->size(0), "weight", weight.size(0));
+  }
   const Device device(x);
   const Tensor rows = as_contiguous(x), w = as_contiguous(weight);
   const std::optional<Tensor> b = as_contiguous(bias);
-  std::vector<int64_t> sizes(rows.sizes().begin(), rows.sizes().end());
+  std::vector<int64_t> sizes = rows.sizes().vec();
   sizes.back() = w.size(0);
   Tensor out = allocate(rows, sizes);
   if (out.numel() == 0) return out;

@@ -18,6 +18,14 @@ inline void check_scores(const char* op, const char* name, const Tensor& scores,
   check_same_size(op, "N", name, scores.size(1), "entropy", entropy.size(1));
 }
 
+// Checks the weights that a sample's scores are balanced with.
+inline void check_weights(const char* op, const Tensor& weights, const char* first_name, const Tensor& first) {
+  check((weights.dim() == 1 || weights.dim() == 2) && weights.size(-1) == 3, op,
+        ": weights must be [3] or [B, 3], got shape ", shape_of(weights));
+  check_alike(op, first_name, first, "weights", weights);
+  if (weights.dim() == 2) check_same_size(op, "B", "weights", weights.size(0), first_name, first.size(0));
+}
+
 inline void check_opponent_balance(const Tensor& entropy, const Tensor& salience, const Tensor& alignment,
                                    const Tensor& weights) {
   const char* op = "opponent_balance";
@@ -25,10 +33,7 @@ inline void check_opponent_balance(const Tensor& entropy, const Tensor& salience
   check_floating(op, "entropy", entropy);
   check_scores(op, "salience", salience, entropy);
   check_scores(op, "alignment", alignment, entropy);
-  check((weights.dim() == 1 || weights.dim() == 2) && weights.size(-1) == 3, op,
-        ": weights must be [3] or [B, 3], got shape ", shape_of(weights));
-  check_alike(op, "entropy", entropy, "weights", weights);
-  if (weights.dim() == 2) check_same_size(op, "B", "weights", weights.size(0), "entropy", entropy.size(0));
+  check_weights(op, weights, "entropy", entropy);
 }
 
 // One sample's weights: scores are balanced as (c e + p s + f a) / sum.

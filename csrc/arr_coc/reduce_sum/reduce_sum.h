@@ -8,13 +8,6 @@
 
 namespace arr_coc {
 
-inline void check_reduce_sum(const Tensor& x, int64_t dim) {
-  const char* op = "reduce_sum";
-  check_floating(op, "x", x);
-  check(x.dim() >= 1, op, ": x must have at least one dimension, got shape []");
-  check(-x.dim() <= dim && dim < x.dim(), op, ": dim must be in [", -x.dim(), ", ", x.dim() - 1, "], got ", dim);
-}
-
 // `x` as [outer, size, inner], in elements. The dimensions before and after the summed one are merged into one each.
 struct SumLayout {
   int64_t outer = 1, size = 0, inner = 1;
@@ -38,32 +31,20 @@ inline bool collapse(const Tensor& x, int64_t first, int64_t last, int64_t& size
   return true;
 }
 
-// The layout of `x`. If there is none, makes `x` contiguous. `dim` may count from the end.
+// The layout of `x`. If there is none, makes `x` contiguous.
 inline SumLayout sum_layout(Tensor& x, int64_t dim) {
-  dim += dim < 0 ? x.dim() : 0;
-  auto collapsed = [&](SumLayout& layout) {
-    layout = SumLayout{};
-    layout.size = x.size(dim), layout.stride = x.stride(dim);
-    return collapse(x, 0, dim, layout.outer, layout.outer_stride) &&
-           collapse(x, dim + 1, x.dim(), layout.inner, layout.inner_stride);
-  };
   SumLayout layout;
-  if (!collapsed(layout)) {
+  layout.size = x.size(dim), layout.stride = x.stride(dim);
+  if (!collapse(x, 0, dim, layout.outer, layout.outer_stride) ||
+      !collapse(x, dim + 1, x.dim(), layout.inner, layout.inner_stride)) {
     x = torch::stable::contiguous(x);
-    collapsed(layout);
+    return sum_layout(x, dim);
   }
   if (layout.inner == 1) {
     std::swap(layout.inner, layout.outer);
     std::swap(layout.inner_stride, layout.outer_stride);
   }
   return layout;
-}
-
-inline std::vector<int64_t> sizes_without(const Tensor& x, int64_t dim) {
-  std::vector<int64_t> sizes;
-  for (int64_t d = 0; d < x.dim(); ++d)
-    if (d != (dim < 0 ? dim + x.dim() : dim)) sizes.push_back(x.size(d));
-  return sizes;
 }
 
 // `out` is [outer, inner]; neither it nor the summed dimension is empty.
@@ -76,11 +57,17 @@ struct ReduceSum {
 
 template <class Device>
 Tensor reduce_sum(const Tensor& x, int64_t dim) {
-  check_reduce_sum(x, dim);
+  const char* op = "reduce_sum";
+  check_floating(op, "x", x);
+  check(x.dim() >= 1, op, ": x must have at least one dimension, got shape []");
+  check(-x.dim() <= dim && dim < x.dim(), op, ": dim must be in [", -x.dim(), ", ", x.dim() - 1, "], got ", dim);
   const Device device(x);
+  dim += dim < 0 ? x.dim() : 0;
   Tensor in = x;
   const SumLayout layout = sum_layout(in, dim);
-  Tensor sum = allocate(x, sizes_without(x, dim));
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.erase(sizes.begin() + dim);
+  Tensor sum = allocate(x, sizes);
   if (layout.outputs() == 0) return sum;
   if (layout.size == 0) return torch::stable::zero_(sum);
   dispatch_floating(x.scalar_type(), [&](auto tag) {

@@ -6,6 +6,7 @@
 #include "arr_coc/common/checks.h"
 #include "arr_coc/compute_entropy/compute_entropy.h"
 #include "arr_coc/compute_salience/compute_salience.h"
+#include "arr_coc/opponent_balance/opponent_balance.h"
 #include "arr_coc/query_alignment/query_alignment.h"
 
 namespace arr_coc {
@@ -16,24 +17,6 @@ inline void check_patch_means(const char* op, const char* name, const Tensor& me
         ", gh, gw], got shape ", shape_of(means));
   check_alike(op, "features", features, name, means);
   check_same_size(op, "B", name, means.size(0), "features", features.size(0));
-}
-
-inline void check_relevance_scores(const Tensor& features, const Tensor& query, const Tensor& colours,
-                                   const Tensor& edges, const Tensor& weights, const std::optional<Tensor>& mask,
-                                   const std::vector<double>& salience_weights, double temperature) {
-  const char* op = "relevance_scores";
-  check_compute_entropy(features, temperature);
-  check_query_alignment(features, query, mask);
-  check_patch_means(op, "colours", colours, 3, features);
-  check_patch_means(op, "edges", edges, 1, features);
-  check_same_size(op, "gh", "edges", edges.size(2), "colours", colours.size(2));
-  check_same_size(op, "gw", "edges", edges.size(3), "colours", colours.size(3));
-  check_same_size(op, "N", "features", features.size(1), "the grid of patches", colours.size(2) * colours.size(3));
-  check((weights.dim() == 1 || weights.dim() == 2) && weights.size(-1) == 3, op,
-        ": weights must be [3] or [B, 3], got shape ", shape_of(weights));
-  check_alike(op, "features", features, "weights", weights);
-  if (weights.dim() == 2) check_same_size(op, "B", "weights", weights.size(0), "features", features.size(0));
-  check_salience_weights(op, "salience_weights", salience_weights);
 }
 
 // The inputs of whole samples; their patches are `rows` x `columns`. `scale` is log2 e / temperature.
@@ -53,7 +36,16 @@ template <class Device>
 Tensor relevance_scores(const Tensor& features, const Tensor& query, const Tensor& colours, const Tensor& edges,
                         const Tensor& weights, const std::optional<Tensor>& mask, std::vector<double> salience_weights,
                         double temperature, bool invert_entropy) {
-  check_relevance_scores(features, query, colours, edges, weights, mask, salience_weights, temperature);
+  const char* op = "relevance_scores";
+  check_compute_entropy(features, temperature);
+  check_query_alignment(features, query, mask);
+  check_patch_means(op, "colours", colours, 3, features);
+  check_patch_means(op, "edges", edges, 1, features);
+  check_same_size(op, "gh", "edges", edges.size(2), "colours", colours.size(2));
+  check_same_size(op, "gw", "edges", edges.size(3), "colours", colours.size(3));
+  check_same_size(op, "N", "features", features.size(1), "the grid of patches", colours.size(2) * colours.size(3));
+  check_weights(op, weights, "features", features);
+  check_salience_weights(op, "salience_weights", salience_weights);
   const Device device(features);
   const Tensor x = as_contiguous(features), q = as_contiguous(query), c = as_contiguous(colours),
                e = as_contiguous(edges), w = as_contiguous(weights);
@@ -66,8 +58,7 @@ Tensor relevance_scores(const Tensor& features, const Tensor& query, const Tenso
     using A = accumulate_t<T>;
     run(device, RelevanceScores<T>{data_of<T>(x), data_of<T>(q), data_of<T>(c), data_of<T>(e), data_of<T>(w),
                                    data_of<bool>(kept), data_of<T>(scores), x.size(0), c.size(2), c.size(3), width,
-                                   tokens_of(q), w.dim() == 2 ? 3 : 0, A(kLog2E / temperature),
-                                   width > 1 ? A(1 / std::log2(double(width))) : A(0),
+                                   tokens_of(q), w.dim() == 2 ? 3 : 0, A(kLog2E / temperature), A(entropy_norm(width)),
                                    SalienceWeights(salience_weights), invert_entropy});
   });
   return scores;

@@ -11,24 +11,6 @@
 
 namespace arr_coc {
 
-inline void check_select_patches(const Tensor& scores, const Tensor& features, int64_t k, int64_t rows, int64_t columns,
-                                 int64_t min_tokens, int64_t max_tokens, double gamma, std::optional<int64_t> total) {
-  const char* op = "select_patches";
-  check_rank(op, "relevance_scores", scores, 2, "[B, N]");
-  check_floating(op, "relevance_scores", scores);
-  check_rank(op, "features", features, 3, "[B, N, D]");
-  check_alike(op, "relevance_scores", scores, "features", features);
-  check_same_size(op, "B", "features", features.size(0), "relevance_scores", scores.size(0));
-  check_same_size(op, "N", "features", features.size(1), "relevance_scores", scores.size(1));
-  check(rows >= 0, op, ": rows must be >= 0, got ", rows);
-  check(columns >= 0, op, ": columns must be >= 0, got ", columns);
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  const int64_t patches = columns > 0 && rows > kMost / columns ? kMost : rows * columns;
-  check_same_size(op, "N", "relevance_scores", scores.size(1), "the grid of patches", patches);
-  check_k(op, k, scores.size(1));
-  check_budgets(op, k, min_tokens, max_tokens, gamma, total);
-}
-
 // The patches form a grid of `rows` x `columns`.
 template <class T>
 struct SelectPatches {
@@ -45,10 +27,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> select_patches(const Tensor& 
                                                                   int64_t columns, int64_t min_tokens,
                                                                   int64_t max_tokens, double gamma,
                                                                   std::optional<int64_t> total) {
-  check_select_patches(relevance_scores, features, k, rows, columns, min_tokens, max_tokens, gamma, total);
+  const char* op = "select_patches";
+  check_rank(op, "relevance_scores", relevance_scores, 2, "[B, N]");
+  check_floating(op, "relevance_scores", relevance_scores);
+  check_rank(op, "features", features, 3, "[B, N, D]");
+  check_alike(op, "relevance_scores", relevance_scores, "features", features);
+  const int64_t batch = relevance_scores.size(0), n = relevance_scores.size(1);
+  check_same_size(op, "B", "features", features.size(0), "relevance_scores", batch);
+  check_same_size(op, "N", "features", features.size(1), "relevance_scores", n);
+  check(rows >= 0, op, ": rows must be >= 0, got ", rows);
+  check(columns >= 0, op, ": columns must be >= 0, got ", columns);
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const int64_t patches = columns > 0 && rows > kMost / columns ? kMost : rows * columns;
+  check_same_size(op, "N", "relevance_scores", n, "the grid of patches", patches);
+  check_k(op, k, n);
+  check_budgets(op, k, min_tokens, max_tokens, gamma, total);
   const Device device(relevance_scores);
   const Tensor in = as_contiguous(relevance_scores), from = with_whole_rows(features);
-  const int64_t batch = in.size(0), n = in.size(1);
   Tensor selected = allocate(in, {batch, k, features.size(2)}), indices = allocate(in, {batch, k}, ScalarType::Long),
          tokens = allocate(in, {batch, k}, ScalarType::Long), scores = allocate(in, {batch, k}),
          positions = allocate(in, {batch, k, 2}, ScalarType::Float);

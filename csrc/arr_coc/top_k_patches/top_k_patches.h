@@ -13,33 +13,6 @@ inline void check_k(const char* op, int64_t k, int64_t n) {
   check(0 <= k && k <= n, op, ": k must be in [0, N], got k = ", k, " with N = ", n);
 }
 
-inline void check_top_k_patches(const Tensor& scores, const Tensor& features, int64_t k) {
-  const char* op = "top_k_patches";
-  check_rank(op, "relevance_scores", scores, 2, "[B, N]");
-  check_floating(op, "relevance_scores", scores);
-  check_rank(op, "features", features, 3, "[B, N, D]");
-  check_floating(op, "features", features);
-  check(features.device() == scores.device(), op, ": features and relevance_scores must be on one device");
-  check_same_size(op, "B", "features", features.size(0), "relevance_scores", scores.size(0));
-  check_same_size(op, "N", "features", features.size(1), "relevance_scores", scores.size(1));
-  check_k(op, k, scores.size(1));
-}
-
-// Does not check the values of `indices`, because reading them here would stall the GPU. The CPU kernel refuses an
-// index out of range, the CUDA kernel asserts.
-inline void check_top_k_patches_grad(const Tensor& grad, const Tensor& indices, int64_t num_patches) {
-  const char* op = "top_k_patches_grad";
-  check_rank(op, "grad", grad, 3, "[B, k, D]");
-  check_floating(op, "grad", grad);
-  check_rank(op, "indices", indices, 2, "[B, k]");
-  check_dtype(op, "indices", indices, ScalarType::Long);
-  check(indices.device() == grad.device(), op, ": indices and grad must be on one device");
-  check_same_size(op, "B", "indices", indices.size(0), "grad", grad.size(0));
-  check_same_size(op, "k", "indices", indices.size(1), "grad", grad.size(1));
-  check(num_patches >= grad.size(1), op, ": num_patches must be at least k, got num_patches = ", num_patches,
-        " with k = ", grad.size(1));
-}
-
 // Rows in bytes: row r of sample b starts at base + b * sample_stride + r * row_stride.
 struct RowsOf {
   char* base;
@@ -86,7 +59,15 @@ struct TopKPatchesGrad {
 
 template <class Device>
 std::tuple<Tensor, Tensor> top_k_patches(const Tensor& relevance_scores, const Tensor& features, int64_t k) {
-  check_top_k_patches(relevance_scores, features, k);
+  const char* op = "top_k_patches";
+  check_rank(op, "relevance_scores", relevance_scores, 2, "[B, N]");
+  check_floating(op, "relevance_scores", relevance_scores);
+  check_rank(op, "features", features, 3, "[B, N, D]");
+  check_floating(op, "features", features);
+  check(features.device() == relevance_scores.device(), op, ": features and relevance_scores must be on one device");
+  check_same_size(op, "B", "features", features.size(0), "relevance_scores", relevance_scores.size(0));
+  check_same_size(op, "N", "features", features.size(1), "relevance_scores", relevance_scores.size(1));
+  check_k(op, k, relevance_scores.size(1));
   const Device device(relevance_scores);
   const Tensor scores = as_contiguous(relevance_scores), from = with_whole_rows(features);
   const int64_t batch = scores.size(0), width = features.size(2);
@@ -100,9 +81,20 @@ std::tuple<Tensor, Tensor> top_k_patches(const Tensor& relevance_scores, const T
   return {selected, indices};
 }
 
+// Does not check the values of `indices`, because reading them here would stall the GPU. The CPU kernel refuses an
+// index out of range, the CUDA kernel asserts.
 template <class Device>
 Tensor top_k_patches_grad(const Tensor& grad, const Tensor& indices, int64_t num_patches) {
-  check_top_k_patches_grad(grad, indices, num_patches);
+  const char* op = "top_k_patches_grad";
+  check_rank(op, "grad", grad, 3, "[B, k, D]");
+  check_floating(op, "grad", grad);
+  check_rank(op, "indices", indices, 2, "[B, k]");
+  check_dtype(op, "indices", indices, ScalarType::Long);
+  check(indices.device() == grad.device(), op, ": indices and grad must be on one device");
+  check_same_size(op, "B", "indices", indices.size(0), "grad", grad.size(0));
+  check_same_size(op, "k", "indices", indices.size(1), "grad", grad.size(1));
+  check(num_patches >= grad.size(1), op, ": num_patches must be at least k, got num_patches = ", num_patches,
+        " with k = ", grad.size(1));
   const Device device(grad);
   const Tensor from = with_whole_rows(grad), where = as_contiguous(indices);
   const int64_t batch = grad.size(0), k = grad.size(1), width = grad.size(2);
