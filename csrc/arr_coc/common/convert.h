@@ -116,27 +116,16 @@ ARR_COC_INLINE T store(A value) {
   }
 }
 
-// Elements [begin, size) of a row, one by one.
-template <class T, class A>
-ARR_COC_INLINE void load_row(const T* in, A* out, int64_t begin, int64_t size) {
-#pragma omp simd
-  for (int64_t i = begin; i < size; ++i) out[i] = A(load(in[i]));
-}
-
-template <class T, class A>
-ARR_COC_INLINE void store_row(const A* in, T* out, int64_t begin, int64_t size) {
-#pragma omp simd
-  for (int64_t i = begin; i < size; ++i) out[i] = store<T>(in[i]);
-}
-
 template <class T, class A>
 ARR_COC_EVERY_ISA void widen(const T* in, A* out, int64_t size) {
-  load_row(in, out, 0, size);
+#pragma omp simd
+  for (int64_t i = 0; i < size; ++i) out[i] = A(load(in[i]));
 }
 
 template <class T, class A>
 ARR_COC_EVERY_ISA void narrow(const A* in, T* out, int64_t size) {
-  store_row(in, out, 0, size);
+#pragma omp simd
+  for (int64_t i = 0; i < size; ++i) out[i] = store<T>(in[i]);
 }
 
 #ifdef ARR_COC_HALF_VECTORS
@@ -154,11 +143,13 @@ ARR_COC_HALF_VECTORS inline int64_t narrow_vectors(const float* in, Half* out, i
 }
 
 inline void widen(const Half* in, float* out, int64_t size) {
-  load_row(in, out, has_half_vectors() ? widen_vectors(in, out, size) : 0, size);
+  const int64_t done = has_half_vectors() ? widen_vectors(in, out, size) : 0;
+  if (done < size) widen<Half, float>(in + done, out + done, size - done);
 }
 
 inline void narrow(const float* in, Half* out, int64_t size) {
-  store_row(in, out, has_half_vectors() ? narrow_vectors(in, out, size) : 0, size);
+  const int64_t done = has_half_vectors() ? narrow_vectors(in, out, size) : 0;
+  if (done < size) narrow<Half, float>(in + done, out + done, size - done);
 }
 #endif
 

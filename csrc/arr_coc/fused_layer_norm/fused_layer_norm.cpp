@@ -19,9 +19,18 @@ constexpr int64_t kPartRows = 16;
 // An addition waits for the previous one of the same sum, so each lane has kSums sums.
 constexpr int64_t kSums = 2, kStep = kSums * kLanes;
 
+// The sum of a step's sums.
+template <class A>
+ARR_COC_INLINE A sum_of_step(const A (&sums)[kStep]) {
+  A lanes[kLanes];
+#pragma omp simd
+  for (int64_t j = 0; j < kLanes; ++j) lanes[j] = sums[j] + sums[j + kLanes];
+  return sum_of_lanes(lanes);
+}
+
 template <class A>
 ARR_COC_INLINE A sum_of(const A* x, int64_t width) {
-  A sums[kStep] = {}, lanes[kLanes];
+  A sums[kStep] = {};
   int64_t d = 0;
   for (; d + 2 * kStep <= width; d += 2 * kStep) {
     prefetch_behind(x + d, 2 * kStep);
@@ -33,39 +42,29 @@ ARR_COC_INLINE A sum_of(const A* x, int64_t width) {
 #pragma omp simd reduction(+ : last)
     for (int64_t j = d; j < width; ++j) last += x[j];
   }
-#pragma omp simd
-  for (int64_t j = 0; j < kLanes; ++j) lanes[j] = sums[j] + sums[j + kLanes];
-  return sum_of_lanes(lanes) + last;
+  return sum_of_step(sums) + last;
 }
 
 // Sums of (x - mean) and of its square.
 template <class A>
 ARR_COC_INLINE std::pair<A, A> deviations(const A* x, A mean, int64_t width) {
-  A sums[kStep] = {}, squares[kStep] = {}, lanes[kLanes], square_lanes[kLanes];
+  A sums[kStep] = {}, squares[kStep] = {};
+  const auto add = [&](int64_t j, A& sum, A& square) __attribute__((always_inline)) {
+    const A deviation = x[j] - mean;
+    sum += deviation;
+    square += deviation * deviation;
+  };
   int64_t d = 0;
   for (; d + kStep <= width; d += kStep) {
 #pragma omp simd
-    for (int64_t j = 0; j < kStep; ++j) {
-      const A deviation = x[d + j] - mean;
-      sums[j] += deviation;
-      squares[j] += deviation * deviation;
-    }
+    for (int64_t j = 0; j < kStep; ++j) add(d + j, sums[j], squares[j]);
   }
   A last = 0, last_square = 0;
   if (d < width) {
 #pragma omp simd reduction(+ : last, last_square)
-    for (int64_t j = d; j < width; ++j) {
-      const A deviation = x[j] - mean;
-      last += deviation;
-      last_square += deviation * deviation;
-    }
+    for (int64_t j = d; j < width; ++j) add(j, last, last_square);
   }
-#pragma omp simd
-  for (int64_t j = 0; j < kLanes; ++j) {
-    lanes[j] = sums[j] + sums[j + kLanes];
-    square_lanes[j] = squares[j] + squares[j + kLanes];
-  }
-  return {sum_of_lanes(lanes) + last, sum_of_lanes(square_lanes) + last_square};
+  return {sum_of_step(sums) + last, sum_of_step(squares) + last_square};
 }
 
 template <class A>
@@ -104,49 +103,34 @@ ARR_COC_EVERY_ISA void layer_norm_grad_rows(const A* grad, const A* x, const A* 
                                             int64_t rows, int64_t width, A* out, A* of_weight, A* of_bias) {
   for (int64_t row = 0; row < rows; ++row, grad += width, x += width, out += width) {
     const A mean = means[row], rstd = rstds[row];
-    A sums[kStep] = {}, products[kStep] = {}, lanes[kLanes], product_lanes[kLanes];
+    A sums[kStep] = {}, products[kStep] = {};
+    const auto add = [&](int64_t j, A& sum, A& product) __attribute__((always_inline)) {
+      const A z = (x[j] - mean) * rstd;
+      if constexpr (kX) {
+        const A g = grad[j] * weight[j];
+        sum += g;
+        product += g * z;
+      }
+      if constexpr (kColumns) {
+        of_weight[j] += grad[j] * z;
+        of_bias[j] += grad[j];
+      }
+    };
     int64_t d = 0;
     for (; d + kStep <= width; d += kStep) {
       prefetch_behind(grad + d, kStep);
       prefetch_behind(x + d, kStep);
 #pragma omp simd
-      for (int64_t j = d; j < d + kStep; ++j) {
-        const A z = (x[j] - mean) * rstd;
-        if constexpr (kX) {
-          const A g = grad[j] * weight[j];
-          sums[j - d] += g;
-          products[j - d] += g * z;
-        }
-        if constexpr (kColumns) {
-          of_weight[j] += grad[j] * z;
-          of_bias[j] += grad[j];
-        }
-      }
+      for (int64_t j = d; j < d + kStep; ++j) add(j, sums[j - d], products[j - d]);
     }
     A last = 0, last_product = 0;
     if (d < width) {
 #pragma omp simd reduction(+ : last, last_product)
-      for (int64_t j = d; j < width; ++j) {
-        const A z = (x[j] - mean) * rstd;
-        if constexpr (kX) {
-          const A g = grad[j] * weight[j];
-          last += g;
-          last_product += g * z;
-        }
-        if constexpr (kColumns) {
-          of_weight[j] += grad[j] * z;
-          of_bias[j] += grad[j];
-        }
-      }
+      for (int64_t j = d; j < width; ++j) add(j, last, last_product);
     }
     if constexpr (kX) {
-#pragma omp simd
-      for (int64_t j = 0; j < kLanes; ++j) {
-        lanes[j] = sums[j] + sums[j + kLanes];
-        product_lanes[j] = products[j] + products[j + kLanes];
-      }
-      const A mean_g = (sum_of_lanes(lanes) + last) / A(width);
-      const A mean_product = (sum_of_lanes(product_lanes) + last_product) / A(width);
+      const A mean_g = (sum_of_step(sums) + last) / A(width);
+      const A mean_product = (sum_of_step(products) + last_product) / A(width);
 #pragma omp simd
       for (int64_t j = 0; j < width; ++j)
         out[j] = rstd * (grad[j] * weight[j] - mean_g - (x[j] - mean) * rstd * mean_product);

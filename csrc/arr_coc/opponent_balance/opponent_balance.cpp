@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "arr_coc/common/convert.h"
+#include "arr_coc/common/lanes.h"
 
 namespace arr_coc {
 namespace {
@@ -37,8 +38,6 @@ void balance_chunk(const T* e, const T* s, const T* a, T* out, int64_t size, con
 // With raw = (c e + p s + f a) / sum and slope = grad / sum where 0 <= raw <= 1, else 0 / sum:
 // d e = slope c (or its negative), d c = sum over N of slope (e - raw); the same for the other two. Each sum has kLanes
 // parts, element i in part i % kLanes. Null outputs are not computed.
-constexpr int64_t kLanes = 16;
-
 template <class A>
 struct PartialSums {
   A c[kLanes] = {}, p[kLanes] = {}, f[kLanes] = {};

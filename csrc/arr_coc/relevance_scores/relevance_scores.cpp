@@ -39,30 +39,25 @@ ARR_COC_EVERY_ISA void sum_row(const A* row, const A* other, A* columns, int64_t
 // Processes one sample's rows in chunks and adds the chunks' sums in order: the order depends on N and D alone.
 template <class T, class A>
 struct SampleScores {
-  const T *features, *colours, *edges;
+  RelevanceScores<T> of;     // with pointers to this sample's part
   const A *units, *weights;  // the query's tokens and how entropy, salience and alignment weigh
-  const bool* keep;
-  T* out;
-  int64_t rows, columns, width, tokens;
-  A scale, entropy_norm;
-  SalienceWeights salience;
-  bool invert, needs_mean;
+  bool needs_mean;
   A *base, *inverse, *partial, *mean;  // [N], [N], [chunks, D], [D]
 
-  int64_t count() const { return rows * columns; }
+  int64_t count() const { return of.rows * of.columns; }
   int64_t chunks() const { return (count() + kColumnChunk - 1) / kColumnChunk; }
 
   // The mean colour distance of patch n from its neighbours.
   A contrast(int64_t n) const {
-    const int64_t row = n / columns, column = n % columns;
+    const int64_t row = n / of.columns, column = n % of.columns;
     A distance = 0;
     int neighbours = 0;
-    for (int64_t i = std::max<int64_t>(row - 1, 0); i <= row + 1 && i < rows; ++i) {
-      for (int64_t j = std::max<int64_t>(column - 1, 0); j <= column + 1 && j < columns; ++j) {
+    for (int64_t i = std::max<int64_t>(row - 1, 0); i <= row + 1 && i < of.rows; ++i) {
+      for (int64_t j = std::max<int64_t>(column - 1, 0); j <= column + 1 && j < of.columns; ++j) {
         if (i == row && j == column) continue;
         A square = 0;
         for (int64_t c = 0; c < 3; ++c) {
-          const A difference = A(colours[c * count() + n]) - A(colours[c * count() + i * columns + j]);
+          const A difference = A(of.colours[c * count() + n]) - A(of.colours[c * count() + i * of.columns + j]);
           square += difference * difference;
         }
         distance += std::sqrt(square);
@@ -77,49 +72,57 @@ struct SampleScores {
     return raw < 0 ? A(0) : raw > 1 ? A(1) : raw;  // NaN stays, as in torch.clamp
   }
 
+  // Calls f(n, row) for the rows of a chunk, in the computing type.
+  template <class F>
+  void for_rows(int64_t chunk, std::vector<A>& buffer, const F& f) const {
+    for (int64_t n = chunk * kColumnChunk; n < std::min((chunk + 1) * kColumnChunk, count()); ++n)
+      f(n, accumulated(of.features + n * of.width, of.width, buffer));
+  }
+
   // Computes everything except the rows' difference from the mean, and the chunk's part of the mean.
   void read(int64_t chunk, std::vector<A>& buffer) const {
+    const SalienceWeights& salience = of.salience;
+    const int64_t width = of.width;
     A* sums = needs_mean ? partial + chunk * width : nullptr;
     if (sums) std::fill_n(sums, width, A(0));
-    for (int64_t n = chunk * kColumnChunk; n < std::min((chunk + 1) * kColumnChunk, count()); ++n) {
-      const A* row = accumulated(features + n * width, width, buffer);
-      RowSums<A> of;
-      needs_mean ? sum_row<true>(row, units, sums, width, scale, of)
-                 : sum_row<false>(row, units, sums, width, scale, of);
-      const A entropy = of.bits() * entropy_norm, inverted = inverse_norm(std::sqrt(of.square));
+    for_rows(chunk, buffer, [&](int64_t n, const A* row) {
+      RowSums<A> found;
+      needs_mean ? sum_row<true>(row, units, sums, width, of.scale, found)
+                 : sum_row<false>(row, units, sums, width, of.scale, found);
+      const A entropy = found.bits() * of.entropy_norm, inverted = inverse_norm(std::sqrt(found.square));
       Match<A> match;
-      if (tokens == 1) {
-        if (!keep || keep[0]) match.offer(0, of.product * inverted);
+      if (of.tokens == 1) {
+        if (!of.mask || of.mask[0]) match.offer(0, found.product * inverted);
       } else {
-        match = best_token(row, inverted, units, keep, tokens, width);
+        match = best_token(row, inverted, units, of.mask, of.tokens, width);
       }
       const A alignment = match.token < 0 ? A(0) : (1 + match.cosine) / 2;
-      const A edge = A(edges[n]), distance = contrast(n);
+      const A edge = A(of.edges[n]), distance = contrast(n);
       const A stands_out = A(salience.edges) * (edge / (edge + A(kEdgeHalf))) +
                            A(salience.contrast) * (distance / (distance + A(kContrastHalf)));
-      const A raw = weights[0] * (invert ? 1 - entropy : entropy) + weights[1] * stands_out + weights[2] * alignment;
+      const A raw = weights[0] * (of.invert ? 1 - entropy : entropy) + weights[1] * stands_out + weights[2] * alignment;
       if (needs_mean) {
         base[n] = raw, inverse[n] = inverted;
       } else {
-        out[n] = T(balanced(raw));
+        of.out[n] = T(balanced(raw));
       }
-    }
+    });
   }
 
   void find_mean() const {
-    std::fill_n(mean, width, A(0));
+    std::fill_n(mean, of.width, A(0));
     for (int64_t chunk = 0; chunk < chunks(); ++chunk)
-      for (int64_t d = 0; d < width; ++d) mean[d] += partial[chunk * width + d];
-    for (int64_t d = 0; d < width; ++d) mean[d] /= A(count());
-    const A inverted = inverse_norm(std::sqrt(dot(mean, mean, width)));
-    for (int64_t d = 0; d < width; ++d) mean[d] *= inverted;
+      for (int64_t d = 0; d < of.width; ++d) mean[d] += partial[chunk * of.width + d];
+    for (int64_t d = 0; d < of.width; ++d) mean[d] /= A(count());
+    const A inverted = inverse_norm(std::sqrt(dot(mean, mean, of.width)));
+    for (int64_t d = 0; d < of.width; ++d) mean[d] *= inverted;
   }
 
   void finish(int64_t chunk, std::vector<A>& buffer) const {
-    for (int64_t n = chunk * kColumnChunk; n < std::min((chunk + 1) * kColumnChunk, count()); ++n) {
-      const A cosine = dot(accumulated(features + n * width, width, buffer), mean, width) * inverse[n];
-      out[n] = T(balanced(base[n] + weights[1] * A(salience.features) * (1 - cosine) / 2));
-    }
+    for_rows(chunk, buffer, [&](int64_t n, const A* row) {
+      const A cosine = dot(row, mean, of.width) * inverse[n];
+      of.out[n] = T(balanced(base[n] + weights[1] * A(of.salience.features) * (1 - cosine) / 2));
+    });
   }
 };
 
@@ -136,42 +139,24 @@ void run(const Cpu&, const RelevanceScores<T>& call) {
   const int64_t share = 3 + (needs_mean ? 2 * count + (chunks + 1) * width : 0);
   std::vector<A> memory(batch * share);
   const auto sample_scores = [&](int64_t sample) {
+    RelevanceScores<T> of = call;
+    of.features += sample * count * width, of.colours += sample * 3 * count, of.edges += sample * count;
+    of.out += sample * count;
+    if (of.mask) of.mask += sample * tokens;
     A* own = memory.data() + sample * share;
     for (int64_t i = 0; i < 3; ++i) own[i] = A(call.weights[sample * call.weight_stride + i]);
     A *base = own + 3, *inverse = base + count, *partial = inverse + count, *mean = partial + chunks * width;
-    return SampleScores<T, A>{call.features + sample * count * width,
-                              call.colours + sample * 3 * count,
-                              call.edges + sample * count,
-                              queries.unit.data() + sample * tokens * width,
-                              own,
-                              call.mask ? call.mask + sample * tokens : nullptr,
-                              call.out + sample * count,
-                              call.rows,
-                              call.columns,
-                              width,
-                              tokens,
-                              call.scale,
-                              call.entropy_norm,
-                              call.salience,
-                              call.invert,
-                              needs_mean,
-                              base,
-                              inverse,
-                              partial,
-                              mean};
+    const A* units = queries.unit.data() + sample * tokens * width;
+    return SampleScores<T, A>{of, units, own, needs_mean, base, inverse, partial, mean};
   };
   // Whole samples side by side leave the second read to the cache; fewer samples than threads share theirs.
   const bool side_by_side = batch >= torch::stable::get_num_threads();
   const auto over_chunks = [&](const auto& f) {
-    if (side_by_side) {
+    const auto some = [&](int64_t begin, int64_t end) {
       std::vector<A> buffer;
-      for (int64_t chunk = 0; chunk < chunks; ++chunk) f(chunk, buffer);
-    } else {
-      parallel_rows(chunks, kColumnChunk * width * 8, [&](int64_t begin, int64_t end) {
-        std::vector<A> buffer;
-        for (int64_t chunk = begin; chunk < end; ++chunk) f(chunk, buffer);
-      });
-    }
+      for (int64_t chunk = begin; chunk < end; ++chunk) f(chunk, buffer);
+    };
+    side_by_side ? some(0, chunks) : parallel_rows(chunks, kColumnChunk * width * 8, some);
   };
   const auto score = [&](int64_t begin, int64_t end) {
     for (int64_t sample = begin; sample < end; ++sample) {
@@ -182,11 +167,7 @@ void run(const Cpu&, const RelevanceScores<T>& call) {
       over_chunks([&](int64_t chunk, std::vector<A>& buffer) { scorer.finish(chunk, buffer); });
     }
   };
-  if (side_by_side) {
-    parallel_rows(batch, count * width * 8, score);
-  } else {
-    score(0, batch);
-  }
+  side_by_side ? parallel_rows(batch, count * width * 8, score) : score(0, batch);
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
