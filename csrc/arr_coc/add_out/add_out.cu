@@ -33,14 +33,9 @@ __global__ void add_strided_kernel(const T* a, const T* b, T* out, const AddLayo
 template <class T>
 void run(const Cuda& device, const AddOut<T>& call) {
   const auto& [a, b, out, layout, size] = call;
-  const cudaStream_t stream = device.stream();
   if (layout.is_linear()) return map(device, Add(), out, size, a, b);
-  if (size <= int64_t(UINT32_MAX)) {
-    add_strided_kernel<T, uint32_t><<<grid_size(size, kThreads), kThreads, 0, stream>>>(a, b, out, layout, size);
-  } else {
-    add_strided_kernel<T, uint64_t><<<grid_size(size, kThreads), kThreads, 0, stream>>>(a, b, out, layout, size);
-  }
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  const auto kernel = size <= int64_t(UINT32_MAX) ? add_strided_kernel<T, uint32_t> : add_strided_kernel<T, uint64_t>;
+  device.launch(kernel, {grid_size(size, kThreads), kThreads}, a, b, out, layout, size);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("add_out", TORCH_BOX(&add_out<Cuda>)); }

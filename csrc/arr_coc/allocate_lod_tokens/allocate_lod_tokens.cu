@@ -14,13 +14,14 @@ __global__ void allocate_kernel(const T* scores, int64_t* tokens, int64_t size, 
   }
 }
 
+constexpr int kThreads = 1024, kWarps = kThreads / kWarpSize;
 constexpr int kMostCompared = 256;  // up to this many elements, comparing each with all is fastest
 
 // Writes each element's clamped score into its place and returns the highest score to every thread.
 template <class T>
 __device__ double write_scores(const T* scores, int64_t* tokens, int64_t count, double* shared) {
   double highest = 0;
-  for (int64_t i = threadIdx.x; i < count; i += kSelectThreads) {
+  for (int64_t i = threadIdx.x; i < count; i += kThreads) {
     const double score = lod_score(double(scores[i]));
     tokens[i] = __double_as_longlong(score);
     highest = fmax(highest, score);  // none is NaN
@@ -36,12 +37,12 @@ __device__ double write_scores(const T* scores, int64_t* tokens, int64_t count, 
 // See allocate_lod_tokens.cpp. `weights` are in place.
 __device__ WaterLevel water_level(const int64_t* weights, int64_t count, int64_t extra, int64_t spread, int64_t* sums) {
   int64_t unfilled = 0;
-  for (int64_t i = threadIdx.x; i < count; i += kSelectThreads) unfilled += weights[i];
+  for (int64_t i = threadIdx.x; i < count; i += kThreads) unfilled += weights[i];
   WaterLevel level{extra, block_sum(unfilled, sums), 0};
   for (;;) {
     int64_t full = 0;
     unfilled = 0;
-    for (int64_t i = threadIdx.x; i < count; i += kSelectThreads) {
+    for (int64_t i = threadIdx.x; i < count; i += kThreads) {
       const bool fills = level.fills(weights[i], spread);
       full += fills;
       unfilled += fills ? 0 : weights[i];
@@ -56,23 +57,25 @@ __device__ WaterLevel water_level(const int64_t* weights, int64_t count, int64_t
 // One block per sample. `tokens` holds in turn the clamped scores, the weights, the weights inverted for elements that
 // get a leftover token, and the tokens. Each element is read and written by one thread only.
 template <class T>
-__global__ __launch_bounds__(kSelectThreads) void allocate_total_kernel(const T* scores, int64_t* tokens, int64_t batch,
-                                                                        int64_t count, int64_t min_tokens,
-                                                                        int64_t spread, double gamma, int64_t extra) {
-  __shared__ SelectShared select;
+__global__ __launch_bounds__(kThreads) void allocate_total_kernel(const T* scores, int64_t* tokens, int64_t batch,
+                                                                  int64_t count, int64_t min_tokens, int64_t spread,
+                                                                  double gamma, int64_t extra) {
+  __shared__ unsigned histogram[kSelectBins];
+  __shared__ FoundBin<int64_t> found;
+  __shared__ TileCounts<kThreads, 1> counts;
   __shared__ int64_t remainders[kMostCompared];
-  __shared__ int64_t sums[kSelectWarps];
-  __shared__ double highest_of[kSelectWarps];
+  __shared__ int64_t sums[kWarps];
+  __shared__ double highest_of[kWarps];
   for (int64_t b = blockIdx.x; b < batch; b += gridDim.x) {
     int64_t* row = tokens + b * count;
     const double highest = write_scores(scores + b * count, row, count, highest_of);
-    for (int64_t i = threadIdx.x; i < count; i += kSelectThreads)
+    for (int64_t i = threadIdx.x; i < count; i += kThreads)
       row[i] = lod_weight(__longlong_as_double(row[i]), highest, gamma);
     const WaterLevel level = water_level(row, count, extra, spread, sums);
     Shares shares{level.rest, level.unfilled, level.unfilled == 0};
     if (shares.equal) shares.sum = max(int64_t(1), count - level.full);
     int64_t given = 0;
-    for (int64_t i = threadIdx.x; i < count; i += kSelectThreads)
+    for (int64_t i = threadIdx.x; i < count; i += kThreads)
       given += level.fills(row[i], spread) ? 0 : shares.product(row[i]) / shares.sum;
     const int64_t missing = level.rest - block_sum(given, sums);
     // The largest remainders first; full elements have none, and there are more remainders than missing tokens.
@@ -91,11 +94,29 @@ __global__ __launch_bounds__(kSelectThreads) void allocate_total_kernel(const T*
         if (before < missing) row[threadIdx.x] = ~row[threadIdx.x];
       }
     } else if (missing > 0) {
+      constexpr int kBits = 64;
       const auto key_at = [&](int64_t i) { return ~uint64_t(remainder(i)); };
-      const Cut<uint64_t> cut = block_select<64, uint64_t>(key_at, count, missing, select);
-      block_compact(cut, key_at, count, sums, [row](int64_t i, int64_t, uint64_t) { row[i] = ~row[i]; });
+      Search<uint64_t> search{0, missing, kBits, false};
+      while (!search.done) {
+        for (int bin = threadIdx.x; bin < kSelectBins; bin += kThreads) histogram[bin] = 0;
+        __syncthreads();
+        for (int64_t i = threadIdx.x; i < count; i += kThreads) {
+          const uint64_t key = key_at(i);
+          if (search.counts(key, kBits)) atomicAdd(&histogram[search.digit(key)], 1u);
+        }
+        __syncthreads();
+        advance<kThreads, int64_t>(search, [&](int bin) { return int64_t(histogram[bin]); }, found);
+      }
+      int64_t below = 0, equal = 0;
+      for (int64_t first = 0; first < count; first += kThreads) {
+        const unsigned n = unsigned(min(int64_t(kThreads), count - first));
+        const Keys<uint64_t, kThreads, 1> keys{{threadIdx.x < n ? key_at(first + threadIdx.x) : 0}};
+        compact(keys, search.cut(), n, below, equal, counts,
+                [&](unsigned i, int64_t, uint64_t) { row[first + i] = ~row[first + i]; });
+        __syncthreads();
+      }
     }
-    for (int64_t i = threadIdx.x; i < count; i += kSelectThreads) {
+    for (int64_t i = threadIdx.x; i < count; i += kThreads) {
       const bool leftover = row[i] < 0;
       const int64_t weight = leftover ? ~row[i] : row[i];
       row[i] =
@@ -111,13 +132,12 @@ template <class T>
 void run(const Cuda& device, const AllocateLodTokens<T>& call) {
   const auto [scores, tokens, batch, count, min_tokens, spread, gamma, extra] = call;
   if (extra) {
-    allocate_total_kernel<T><<<grid_size(batch, 1), kSelectThreads, 0, device.stream()>>>(
-        scores, tokens, batch, count, min_tokens, spread, gamma, *extra);
+    device.launch(allocate_total_kernel<T>, {grid_size(batch, 1), kThreads}, scores, tokens, batch, count, min_tokens,
+                  spread, gamma, *extra);
   } else {
-    allocate_kernel<T><<<grid_size(batch * count, 256), 256, 0, device.stream()>>>(scores, tokens, batch * count,
-                                                                                   min_tokens, spread, gamma);
+    device.launch(allocate_kernel<T>, {grid_size(batch * count, 256), 256}, scores, tokens, batch * count, min_tokens,
+                  spread, gamma);
   }
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 template void run(const Cuda&, const AllocateLodTokens<float>&);

@@ -51,16 +51,6 @@ __global__ void alignment_kernel(const T* features, const A* units, const bool* 
   }
 }
 
-// Calls f(columns, aligned) with two constants: the tokens a warp takes at once, and whether rows are read 16 bytes at
-// a time.
-template <class F>
-void dispatch_shape(int64_t tokens, bool aligned, const F& f) {
-  using One = std::integral_constant<int, 1>;
-  using Eight = std::integral_constant<int, 8>;
-  if (tokens == 1) return aligned ? f(One{}, std::true_type{}) : f(One{}, std::false_type{});
-  return aligned ? f(Eight{}, std::true_type{}) : f(Eight{}, std::false_type{});
-}
-
 // The query's unit vectors and norms, in the computing dtype.
 template <class T>
 struct Queries {
@@ -69,9 +59,8 @@ struct Queries {
 
   Queries(const Cuda& device, const T* query, const bool* keep, int64_t rows, int64_t width)
       : unit(device, rows * width), norm(device, rows) {
-    unit_rows_kernel<<<grid_size(rows, kCosineWarps), kCosineThreads, 0, device.stream()>>>(query, keep, unit.data(),
-                                                                                            norm.data(), rows, width);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    device.launch(unit_rows_kernel<T, A>, {grid_size(rows, kCosineWarps), kCosineThreads}, query, keep, unit.data(),
+                  norm.data(), rows, width);
   }
 };
 
@@ -216,33 +205,30 @@ __global__ void __launch_bounds__(kCosineThreads, 2)
 // Computes [B, N] from rows [B, N, D] and unit vectors [B, T, D]. The result's type O may differ from T.
 template <class T, class A, class O>
 void launch_alignment(const T* features, const A* units, const bool* keep, O* out, int64_t batch, int64_t count,
-                      int64_t tokens, int64_t width, cudaStream_t stream) {
+                      int64_t tokens, int64_t width, const Cuda& device) {
   const RowGroups groups{batch, count, tokens, width, (count + kRows - 1) / kRows};
   const bool aligned = has_whole_vectors(features, width);
   if constexpr (!std::is_same_v<T, double>) {
     if (tokens > 8) {
       const auto launch = [&](auto rows, auto at_once) {
-        constexpr int kTake = rows.value, kTokens = at_once.value;
         const auto kernel =
-            aligned ? tokens_kernel<kTake, kTokens, true, T, O> : tokens_kernel<kTake, kTokens, false, T, O>;
-        kernel<<<grid_size(batch * ((count + kTake - 1) / kTake), 1), kCosineThreads, 0, stream>>>(features, units,
-                                                                                                   keep, out, groups);
-        STD_CUDA_KERNEL_LAUNCH_CHECK();
+            aligned ? tokens_kernel<rows, at_once, true, T, O> : tokens_kernel<rows, at_once, false, T, O>;
+        device.launch(kernel, {grid_size(batch * ceil_div(count, rows), 1), kCosineThreads}, features, units, keep, out,
+                      groups);
       };
-      using Few = std::integral_constant<int, 32>;
-      using Many = std::integral_constant<int, 128>;
-      using Some = std::integral_constant<int, 64>;
+      const Constant<32> few;
+      const Constant<64> some;
+      const Constant<128> many;
       const bool large = batch * count >= 128 * 132;
-      if (tokens <= 32) return large ? launch(Many{}, Few{}) : launch(Few{}, Few{});
-      return large ? launch(Many{}, Some{}) : launch(Few{}, Some{});
+      if (tokens <= 32) return large ? launch(many, few) : launch(few, few);
+      return large ? launch(many, some) : launch(few, some);
     }
   }
-  dispatch_shape(tokens, aligned, [&](auto columns, auto is_aligned) {
-    alignment_kernel<columns.value, is_aligned.value>
-        <<<grid_size(batch * groups.per_sample, kCosineWarps), kCosineThreads, 0, stream>>>(features, units, keep, out,
-                                                                                            groups);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
+  const auto kernel = tokens == 1
+                          ? (aligned ? alignment_kernel<1, true, T, A, O> : alignment_kernel<1, false, T, A, O>)
+                          : (aligned ? alignment_kernel<8, true, T, A, O> : alignment_kernel<8, false, T, A, O>);
+  device.launch(kernel, {grid_size(batch * groups.per_sample, kCosineWarps), kCosineThreads}, features, units, keep,
+                out, groups);
 }
 
 }  // namespace arr_coc

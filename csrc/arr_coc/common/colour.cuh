@@ -1,9 +1,8 @@
 // The curves of colour.h for CUDA.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include "arr_coc/common/colour.h"
+#include "arr_coc/common/cuda.cuh"
 
 namespace arr_coc {
 
@@ -20,24 +19,20 @@ struct CudaCurves<float> {
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
-  static __device__ __forceinline__ float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-  }
+
   static __device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 
   static __device__ __forceinline__ Point<float> linear(float c) {
     const bool curved = c > float(kLinearKnee);  // not for NaN, which the straight piece keeps
     const float base = fmaf(c, float(1 / 1.055), float(0.055 / 1.055));
     // base^1.4: both the slope's and most of the value's. The logarithm's error counts by what it is multiplied with.
-    const float power = base * exp2_approx(0.4f * log2_approx(base));
+    const float power = base * power_of_two(0.4f * log2_approx(base));
     return {curved ? base * power : c * float(kLinearSlope), curved ? float(2.4 / 1.055) * power : float(kLinearSlope)};
   }
 
   static __device__ __forceinline__ Point<float> compress(float t) {
     const bool above = t > float(kCompressKnee);
-    const float r = exp2_approx(log2_approx(t) * float(-1.0 / 3));
+    const float r = power_of_two(log2_approx(t) * float(-1.0 / 3));
     const float root = t * r * r;
     // One Newton step. Infinity would become NaN here and stays itself on the straight piece.
     const float h = fmaf(-root, r, 1.0f), refined = fmaf(root * h, float(2.0 / 3), root);

@@ -124,33 +124,30 @@ int pieces_of(int64_t width) {
 
 // Computes `mean` [B, D] from `partial`, the result of launch_column_sums.
 template <class A>
-void launch_mean(const A* partial, A* mean, const ColumnCut& cut, cudaStream_t stream) {
+void launch_mean(const A* partial, A* mean, const ColumnCut& cut, const Cuda& device) {
   constexpr int64_t kSlab = kMeanPieces * kVector<A>;
   const int64_t slabs = (cut.width + kSlab - 1) / kSlab;
   const bool aligned = has_whole_vectors(partial, cut.width) && has_whole_vectors(mean, cut.width);
   const auto kernel = aligned ? mean_kernel<true, A> : mean_kernel<false, A>;
-  kernel<<<grid_size(cut.batch * slabs, 1), kChunkThreads, 0, stream>>>(partial, mean, cut, slabs);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(kernel, {grid_size(cut.batch * slabs, 1), kChunkThreads}, partial, mean, cut, slabs);
 }
 
 // Computes `unit` [B, D] and `norm` [B], which may be null, from `partial`, the result of launch_column_sums.
 template <class A>
-void launch_mean_unit(const A* partial, A* unit, A* norm, const ColumnCut& cut, cudaStream_t stream) {
+void launch_mean_unit(const A* partial, A* unit, A* norm, const ColumnCut& cut, const Cuda& device) {
   const bool aligned = has_whole_vectors(partial, cut.width) && has_whole_vectors(unit, cut.width);
   const auto kernel = aligned ? mean_unit_kernel<true, A> : mean_unit_kernel<false, A>;
-  kernel<<<grid_size(cut.batch, 1), kChunkThreads, 0, stream>>>(partial, unit, norm, cut, pieces_of<A>(cut.width));
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(kernel, {grid_size(cut.batch, 1), kChunkThreads}, partial, unit, norm, cut, pieces_of<A>(cut.width));
 }
 
 // See through_unit_kernel.
 template <class A, class O>
 void launch_through_unit(A* partial, const ColumnCut& cut, const A* unit, const A* norm, const bool* keep, A scale,
-                         O* out, cudaStream_t stream) {
+                         O* out, const Cuda& device) {
   const bool aligned = has_whole_vectors(partial, cut.width) && has_whole_vectors(unit, cut.width);
   const auto kernel = aligned ? through_unit_kernel<true, A, O> : through_unit_kernel<false, A, O>;
-  kernel<<<grid_size(cut.batch * cut.groups, 1), kChunkThreads, 0, stream>>>(partial, cut, unit, norm, keep, scale, out,
-                                                                             pieces_of<A>(cut.width));
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(kernel, {grid_size(cut.batch * cut.groups, 1), kChunkThreads}, partial, cut, unit, norm, keep, scale,
+                out, pieces_of<A>(cut.width));
 }
 
 }  // namespace arr_coc

@@ -204,32 +204,20 @@ __global__ void column_sums_kernel(const T* x, const A* factor, const int64_t* g
   }
 }
 
-// Blocks whose threads take kVector columns each: as many threads as a row has 16-byte pieces, in whole warps.
-struct ColumnBlocks {
-  int threads;
-  int64_t slabs;
-  unsigned count;
-};
-
-template <class T>
-ColumnBlocks column_blocks(const ColumnCut& cut) {
-  const int64_t pieces = (cut.width + kVector<T> - 1) / kVector<T>;
-  const int threads = int(std::min<int64_t>(kColumnThreads, (pieces + kWarpSize - 1) / kWarpSize * kWarpSize));
-  const int64_t slabs = (pieces + threads - 1) / threads;
-  return {threads, slabs, grid_size(cut.batch * cut.chunks * cut.groups * slabs, 1)};
-}
-
-// `cut.rows` must be at least 1. `group` and `factor` may be null; `partial` holds cut.partial_size() elements.
+// Threads take kVector columns each: as many threads as a row has 16-byte pieces, in whole warps. `cut.rows` must be at
+// least 1. `group` and `factor` may be null; `partial` holds cut.partial_size() elements.
 template <class T, class A>
 void launch_column_sums(const T* x, const A* factor, const int64_t* group, A* partial, const ColumnCut& cut,
-                        cudaStream_t stream) {
-  const ColumnBlocks blocks = column_blocks<T>(cut);
+                        const Cuda& device) {
+  const int64_t pieces = ceil_div(cut.width, kVector<T>);
+  const unsigned threads = unsigned(std::min<int64_t>(kColumnThreads, ceil_div(pieces, kWarpSize) * kWarpSize));
+  const int64_t slabs = ceil_div(pieces, threads);
   const bool aligned = has_whole_vectors(x, cut.width), plain = !group;
   const auto kernel = aligned
                           ? (plain ? column_sums_kernel<true, true, T, A> : column_sums_kernel<true, false, T, A>)
                           : (plain ? column_sums_kernel<false, true, T, A> : column_sums_kernel<false, false, T, A>);
-  kernel<<<blocks.count, blocks.threads, 0, stream>>>(x, factor, group, partial, cut, blocks.slabs);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(kernel, {grid_size(cut.batch * cut.chunks * cut.groups * slabs, 1), threads}, x, factor, group, partial,
+                cut, slabs);
 }
 
 }  // namespace arr_coc

@@ -9,7 +9,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
+#include <type_traits>
 
 #include "arr_coc/common/checks.h"
 #include "arr_coc/common/tensors.h"
@@ -18,23 +20,34 @@ namespace arr_coc {
 
 constexpr int kWarpSize = 32;
 
+// The blocks of a kernel, the threads of each, and the bytes of shared memory that it does not declare itself.
+struct Grid {
+  dim3 blocks, threads;
+  size_t bytes = 0;
+};
+
 // The device of an adapter: `run(const Cuda&, ...)` launches the kernels. Makes a tensor's device current for the
 // scope.
 class Cuda {
  public:
-  explicit Cuda(const Tensor& tensor) : device_(tensor.device()), guard_(device_.index()) {}
+  explicit Cuda(const Tensor& tensor) : device_(tensor.device()), guard_(device_.index()) {
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_.index(), &stream_));
+  }
 
   const torch::stable::Device& device() const { return device_; }
+  cudaStream_t stream() const { return static_cast<cudaStream_t>(stream_); }
 
-  cudaStream_t stream() const {
-    void* stream = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_.index(), &stream));
-    return static_cast<cudaStream_t>(stream);
+  // Launches a kernel on torch's current stream, and checks that it was launched.
+  template <class... Parameters, class... Arguments>
+  void launch(void (*kernel)(Parameters...), const Grid& grid, const Arguments&... arguments) const {
+    kernel<<<grid.blocks, grid.threads, grid.bytes, stream()>>>(arguments...);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
  private:
   torch::stable::Device device_;
   torch::stable::accelerator::DeviceGuard guard_;
+  void* stream_ = nullptr;
 };
 
 // Uninitialised memory of torch's allocator for `size` elements of A. Kernels that were launched on the current stream
@@ -50,6 +63,12 @@ class Scratch {
  private:
   Tensor bytes_;
 };
+
+template <int kValue>
+using Constant = std::integral_constant<int, kValue>;
+
+template <class A>
+constexpr A kLeast = std::numeric_limits<A>::lowest();
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -100,6 +119,14 @@ __device__ __forceinline__ T warp_sum(T value) {
   for (int offset = kWarpSize / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
   return value;
 }
+
+// 2^x. The hardware's error is 2 units in the last place, less than the effect of rounding x.
+__device__ __forceinline__ float power_of_two(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+__device__ __forceinline__ double power_of_two(double x) { return exp2(x); }
 
 // Like torch.maximum: NaN wins.
 template <class T>

@@ -26,14 +26,11 @@ __device__ __forceinline__ void keep_packed(uint4& raw) {
 // none.
 template <bool kAligned, class O, int kCount>
 __device__ __forceinline__ void store_values(O* row, int64_t at, int64_t width, const O (&values)[kCount]) {
-  struct alignas(sizeof(O) * kCount) Whole {
-    O values[kCount];
-  };
   if constexpr (kAligned) {
     if (at >= width) return;
-    Whole whole;
+    Pack<O, kCount> whole;
     memcpy(&whole, values, sizeof(whole));
-    *reinterpret_cast<Whole*>(row + at) = whole;
+    *reinterpret_cast<Pack<O, kCount>*>(row + at) = whole;
   } else {
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
@@ -89,26 +86,17 @@ struct RowGroup {
   }
 };
 
-template <int kCount>
-using Constant = std::integral_constant<int, kCount>;
-
 // Calls f(vectors, is_block, threads) with the fewest threads that hold a row of `width` elements: `vectors` each, both
 // constants. Returns false if `most_threads` are not enough.
 template <class T, class F>
 bool for_held_rows(int64_t width, int64_t most_threads, const F& f) {
-  const int64_t vectors = (width + kVector<T> - 1) / kVector<T>;
-  const std::false_type warp;
+  const int64_t vectors = ceil_div(width, kVector<T>), of_lane = ceil_div(vectors, kWarpSize);
   const std::true_type block;
-  switch ((vectors + kWarpSize - 1) / kWarpSize) {
-    case 1:
-      return f(Constant<1>(), warp, unsigned(kRowWarps * kWarpSize)), true;
-    case 2:
-      return f(Constant<2>(), warp, unsigned(kRowWarps * kWarpSize)), true;
-    case 3:
-      return f(Constant<3>(), warp, unsigned(kRowWarps * kWarpSize)), true;
-    case 4:
-      return f(Constant<4>(), warp, unsigned(kRowWarps * kWarpSize)), true;
-  }
+  const auto in_warp = [&](auto count) { return f(count, std::false_type(), unsigned(kRowWarps * kWarpSize)), true; };
+  if (of_lane == 1) return in_warp(Constant<1>());
+  if (of_lane == 2) return in_warp(Constant<2>());
+  if (of_lane == 3) return in_warp(Constant<3>());
+  if (of_lane == 4) return in_warp(Constant<4>());
   const int64_t warps = (vectors + kMostVectors * kWarpSize - 1) / (kMostVectors * kWarpSize);
   const unsigned threads = unsigned(std::min(warps * kWarpSize, most_threads));
   if (vectors > kMostVectors * most_threads) return false;

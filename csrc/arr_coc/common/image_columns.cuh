@@ -10,6 +10,24 @@
 
 namespace arr_coc {
 
+constexpr int64_t kGridLimit = 65535;  // of a grid's y and z
+
+// Where a grid's first block is.
+struct Origin {
+  int64_t sample, row;
+};
+
+// Calls launch(blocks, origin) for grids that cover the rows of all samples, `across` blocks for every `block_rows` of
+// them. One grid is enough for fewer than 65536 samples of as many blocks. Further grids take the rest, because loops
+// in the kernels would cost registers.
+template <class F>
+void for_each_grid(int64_t batch, int64_t rows, int64_t block_rows, unsigned across, const F& launch) {
+  for (int64_t sample = 0; sample < batch; sample += kGridLimit)
+    for (int64_t row = 0; row < rows; row += kGridLimit * block_rows)
+      launch(dim3(across, grid_size(rows - row, block_rows, kGridLimit), grid_size(batch - sample, 1, kGridLimit)),
+             Origin{sample, row});
+}
+
 // Whether rows of `size` values, the first at `pointer`, are aligned for a Pack. The result is the same for all samples
 // of a batch, so that they take the same path.
 template <int n, class T>

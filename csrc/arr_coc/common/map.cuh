@@ -53,8 +53,7 @@ void map(const Cuda& device, const F& f, T* out, int64_t size, const In*... in) 
   if (size == 0) return;
   const auto kernel =
       start_on_16_bytes(out, in...) ? map_kernel<true, F, T, sizeof...(In)> : map_kernel<false, F, T, sizeof...(In)>;
-  kernel<<<map_blocks<T>(size), kMapThreads, 0, device.stream()>>>(f, out, size, {{in...}});
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(kernel, {map_blocks<T>(size), kMapThreads}, f, out, size, MapInputs<T, sizeof...(In)>{{in...}});
 }
 
 // kWhole: rows are whole vectors, and `row` starts on 16 bytes.
@@ -94,8 +93,7 @@ void map_rows(const Cuda& device, const F& f, T* out, int64_t size, const T* x, 
   const auto kernel = aligned && has_whole_vectors(row, width) ? map_rows_kernel<true, true, F, T>
                       : aligned                                ? map_rows_kernel<true, false, F, T>
                                                                : map_rows_kernel<false, false, F, T>;
-  kernel<<<map_blocks<T>(size), kMapThreads, 0, device.stream()>>>(f, out, size, x, row, width);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(kernel, {map_blocks<T>(size), kMapThreads}, f, out, size, x, row, width);
 }
 
 }  // namespace arr_coc

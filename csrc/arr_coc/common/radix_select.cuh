@@ -3,47 +3,13 @@
 #pragma once
 
 #include "arr_coc/common/cuda.cuh"
+#include "arr_coc/common/ordered_key.h"
 
 namespace arr_coc {
 
-constexpr int kSelectThreads = 1024;
-constexpr int kSelectWarps = kSelectThreads / kWarpSize;
 constexpr int kSelectBits = 11;
 constexpr int kSelectBins = 1 << kSelectBits;
 constexpr unsigned kFullWarp = 0xffffffffu;
-
-// The sum of `value` over the threads before this one, in a block of kSelectThreads; `total` gets the sum over all.
-// `shared` holds one value per warp and may be reused after the call.
-template <class T>
-__device__ __forceinline__ T block_exclusive_sum(T value, T* shared, T& total) {
-  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  T inclusive = value;
-#pragma unroll
-  for (int offset = 1; offset < kWarpSize; offset *= 2) {
-    const T before = __shfl_up_sync(kFullWarp, inclusive, offset);
-    if (lane >= offset) inclusive += before;
-  }
-  if (lane == kWarpSize - 1) shared[warp] = inclusive;
-  __syncthreads();
-  static_assert(kSelectWarps == kWarpSize, "one lane holds one warp's sum");
-  T warps = shared[lane];
-#pragma unroll
-  for (int offset = 1; offset < kWarpSize; offset *= 2) {
-    const T before = __shfl_up_sync(kFullWarp, warps, offset);
-    if (lane >= offset) warps += before;
-  }
-  total = __shfl_sync(kFullWarp, warps, kWarpSize - 1);
-  const T earlier = __shfl_sync(kFullWarp, warps, warp > 0 ? warp - 1 : 0);
-  __syncthreads();
-  return (warp > 0 ? earlier : T(0)) + inclusive - value;
-}
-
-struct SelectShared {
-  unsigned histogram[kSelectBins];
-  int64_t sums[kSelectWarps];
-  int64_t before, count;  // of the bin in which the k-th key lies: keys before it, keys in it
-  unsigned bin;
-};
 
 // The k smallest keys are those with (key >> shift) < prefix, and the first `ties` with (key >> shift) == prefix.
 template <class Key>
@@ -55,83 +21,120 @@ struct Cut {
   __device__ bool equal(Key key) const { return (key >> shift) == prefix; }
 };
 
-// All threads of a block of kSelectThreads call it. `key_at(i)` returns the key of element i < n, of `bits` bits;
-// 1 <= k <= n.
-template <int bits, class Key, class KeyAt>
-__device__ Cut<Key> block_select(const KeyAt& key_at, int64_t n, int64_t k, SelectShared& shared) {
-  constexpr int per_thread = kSelectBins / kSelectThreads;
-  constexpr int64_t chunk = int64_t(1) << 30;  // few enough keys that a 32-bit counter cannot overflow
-  Key prefix = 0;
-  int64_t rank = k;
-  for (int top = bits;;) {
-    const int shift = top > kSelectBits ? top - kSelectBits : 0;
-    int64_t counts[per_thread] = {};
-    for (int64_t first = 0; first < n; first += chunk) {
-      for (int bin = threadIdx.x; bin < kSelectBins; bin += kSelectThreads) shared.histogram[bin] = 0;
-      __syncthreads();
-      const int64_t last = min(n, first + chunk);
-      // Whole warps stay in the loop, so that a warp with keys in one bin counts them in one addition.
-      for (int64_t base = first + (threadIdx.x / kWarpSize) * kWarpSize; base < last; base += kSelectThreads) {
-        const int64_t i = base + threadIdx.x % kWarpSize;
-        int bin = -1;
-        if (i < last) {
-          const Key key = key_at(i);
-          if (top == bits || (key >> top) == prefix) bin = int((key >> shift) & ((Key(1) << (top - shift)) - 1));
-        }
-        int uniform;
-        __match_all_sync(kFullWarp, bin, &uniform);
-        if (uniform) {
-          if (bin >= 0 && threadIdx.x % kWarpSize == 0) atomicAdd(&shared.histogram[bin], unsigned(kWarpSize));
-        } else if (bin >= 0) {
-          atomicAdd(&shared.histogram[bin], 1u);
-        }
-      }
-      __syncthreads();
+// The state of the search for the k-th key: the key starts with the prefix's digits (all above `top`) and is the
+// rank-th of such keys. When `done`, the cut is at `top`.
+template <class Key>
+struct Search {
+  Key prefix;
+  int64_t rank;
+  int top;
+  bool done;
+
+  __device__ int shift() const { return top > kSelectBits ? top - kSelectBits : 0; }
+  __device__ bool counts(Key key, int bits) const { return top == bits || (key >> top) == prefix; }
+  __device__ unsigned digit(Key key) const { return unsigned(key >> shift()) & ((1u << (top - shift())) - 1); }
+  __device__ Cut<Key> cut() const { return {prefix, top, rank}; }
+};
+
+template <class Count>
+struct FoundBin {
+  Count before, count;  // keys in the bins before it, keys in it
+  unsigned bin;
+  Count sums[kWarpSize];  // one a warp
+};
+
+// Steps to the next digit, given the histogram of this one: `take(bin)` gives a bin's count, each bin to one thread.
+template <int kThreads, class Count, class Key, class Take>
+__device__ __forceinline__ void advance(Search<Key>& search, const Take& take, FoundBin<Count>& shared) {
+  constexpr int per_thread = kSelectBins / kThreads;
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  Count counts[per_thread], mine = 0;
 #pragma unroll
-      for (int j = 0; j < per_thread; ++j) counts[j] += shared.histogram[threadIdx.x * per_thread + j];
-      __syncthreads();
-    }
-    int64_t mine = 0, total;
+  for (int j = 0; j < per_thread; ++j) mine += counts[j] = take(threadIdx.x * per_thread + j);
+  Count inclusive = mine;
 #pragma unroll
-    for (int j = 0; j < per_thread; ++j) mine += counts[j];
-    int64_t before = block_exclusive_sum(mine, shared.sums, total);
-#pragma unroll
-    for (int j = 0; j < per_thread; ++j) {
-      if (before < rank && rank <= before + counts[j]) {
-        shared.bin = threadIdx.x * per_thread + j;
-        shared.before = before;
-        shared.count = counts[j];
-      }
-      before += counts[j];
-    }
-    __syncthreads();
-    prefix = (prefix << (top - shift)) | Key(shared.bin);
-    rank -= shared.before;
-    const bool whole_bin = shared.count == rank;
-    __syncthreads();
-    if (shift == 0 || whole_bin) return {prefix, shift, rank};
-    top = shift;
+  for (int offset = 1; offset < kWarpSize; offset *= 2) {
+    const Count before = __shfl_up_sync(kFullWarp, inclusive, offset);
+    if (lane >= offset) inclusive += before;
   }
+  if (lane == kWarpSize - 1) shared.sums[warp] = inclusive;
+  __syncthreads();
+  Count before = warp_sum(lane < warp ? shared.sums[lane] : Count(0)) + inclusive - mine;
+#pragma unroll
+  for (int j = 0; j < per_thread; ++j) {
+    if (before < search.rank && search.rank <= before + counts[j]) {
+      shared.bin = threadIdx.x * per_thread + j;
+      shared.before = before;
+      shared.count = counts[j];
+    }
+    before += counts[j];
+  }
+  __syncthreads();
+  const int shift = search.shift();
+  search.prefix = (search.prefix << (search.top - shift)) | Key(shared.bin);
+  search.rank -= shared.before;
+  search.top = shift;
+  search.done = shift == 0 || shared.count == search.rank;
 }
 
-// Walks the elements in order, a block's width at a time, and calls chosen(i, slot, key) for every chosen one: slots
-// are 0 .. k - 1 in the order of i. All threads call it.
-template <class Key, class KeyAt, class Chosen>
-__device__ void block_compact(const Cut<Key>& cut, const KeyAt& key_at, int64_t n, int64_t* sums, Chosen&& chosen) {
-  int64_t below_before = 0, equal_before = 0;
-  for (int64_t base = 0; base < n; base += kSelectThreads) {
-    const int64_t i = base + threadIdx.x;
-    const Key key = i < n ? key_at(i) : Key(0);
-    const bool below = i < n && cut.below(key), equal = i < n && cut.equal(key);
-    int64_t total;
-    // Two counts in one sum: those below in the low half.
-    const int64_t packed = int64_t(below) | (int64_t(equal) << 32);
-    const int64_t earlier = block_exclusive_sum(packed, sums, total);
-    const int64_t tie = equal_before + (earlier >> 32);
-    const int64_t slot = below_before + (earlier & 0xffffffff) + min(tie, cut.ties);
-    if (below || (equal && tie < cut.ties)) chosen(i, slot, key);
-    below_before += total & 0xffffffff;
-    equal_before += total >> 32;
+// kItems keys per thread: thread t has elements t, t + kThreads, ... of which the first n exist.
+template <class Key, int kThreads, int kItems>
+struct Keys {
+  Key key[kItems];
+  static constexpr int size = kItems * kThreads;
+
+  template <class T>
+  __device__ __forceinline__ void load(const T* scores, unsigned n) {
+#pragma unroll
+    for (int j = 0; j < kItems; ++j) key[j] = exists(j, n) ? descending_key(scores[element(j)]) : Key(0);
+  }
+  static __device__ __forceinline__ unsigned element(int j) { return j * kThreads + threadIdx.x; }
+  static __device__ __forceinline__ bool exists(int j, unsigned n) { return element(j) < n; }
+
+  __device__ __forceinline__ void count(const Search<Key>& search, int bits, unsigned n, unsigned* histogram) const {
+#pragma unroll
+    for (int j = 0; j < kItems; ++j)
+      if (exists(j, n) && search.counts(key[j], bits)) atomicAdd(&histogram[search.digit(key[j])], 1u);
+  }
+};
+
+template <int kThreads, int kItems>
+struct TileCounts {
+  unsigned below[kItems][kThreads / kWarpSize], equal[kItems][kThreads / kWarpSize];
+};
+
+// Calls chosen(element, slot, key) for every chosen key of a tile, in the order of the elements. Slots continue after
+// earlier tiles. `below` and `equal` count the chosen keys so far.
+template <class Key, int kThreads, int kItems, class Count, class Chosen>
+__device__ __forceinline__ void compact(const Keys<Key, kThreads, kItems>& keys, const Cut<Key>& cut, unsigned n,
+                                        Count& below, Count& equal, TileCounts<kThreads, kItems>& shared,
+                                        Chosen&& chosen) {
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  const unsigned lower = (1u << lane) - 1;
+#pragma unroll
+  for (int j = 0; j < kItems; ++j) {
+    const unsigned is_below = __ballot_sync(kFullWarp, keys.exists(j, n) && cut.below(keys.key[j]));
+    const unsigned is_equal = __ballot_sync(kFullWarp, keys.exists(j, n) && cut.equal(keys.key[j]));
+    if (lane == 0) {
+      shared.below[j][warp] = __popc(is_below);
+      shared.equal[j][warp] = __popc(is_equal);
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < kItems; ++j) {
+    // Both sums at once: neither exceeds the block's threads.
+    const unsigned both = lane < kThreads / kWarpSize ? shared.below[j][lane] | shared.equal[j][lane] << 16 : 0;
+    const unsigned earlier = __reduce_add_sync(kFullWarp, lane < warp ? both : 0);
+    const unsigned all = __reduce_add_sync(kFullWarp, both);
+    const bool is_below = keys.exists(j, n) && cut.below(keys.key[j]);
+    const bool is_equal = keys.exists(j, n) && cut.equal(keys.key[j]);
+    const Count tie = equal + (earlier >> 16) + __popc(__ballot_sync(kFullWarp, is_equal) & lower);
+    const Count slot =
+        below + (earlier & 0xffff) + __popc(__ballot_sync(kFullWarp, is_below) & lower) + min(tie, Count(cut.ties));
+    if (is_below || (is_equal && tie < Count(cut.ties))) chosen(keys.element(j), slot, keys.key[j]);
+    below += all & 0xffff;
+    equal += all >> 16;
   }
 }
 

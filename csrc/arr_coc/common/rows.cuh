@@ -5,8 +5,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <cfloat>
-
 #include "arr_coc/common/cosine.cuh"
 
 namespace arr_coc {
@@ -92,17 +90,6 @@ struct RowTile {
     }
   }
 };
-
-// 2^x. The hardware's error is 2 units in the last place, less than the effect of rounding x.
-__device__ __forceinline__ float power_of_two(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-__device__ __forceinline__ double power_of_two(double x) { return exp2(x); }
-
-template <class A>
-constexpr A kLeast = std::is_same_v<A, double> ? A(-DBL_MAX) : A(-FLT_MAX);
 
 // A row's entropy in one pass, in powers of two: from top = max x and z = (x - top) log2(e) / tau, sum of 2^z and sum
 // of 2^z z, H = log2(sum) - weighted / sum. The difference is computed first, because the difference of two large

@@ -79,9 +79,7 @@ void run(const Cuda& device, const Entropy<T>& call) {
                       : width > kTile<T>           ? entropy_kernel<true, true, T, A>
                                                    : entropy_kernel<false, true, T, A>;
   const int warp_rows = rows_per_warp(rows);
-  kernel<<<grid_size(rows, kWarps * warp_rows), kThreads, 0, device.stream()>>>(x, out, rows, width, warp_rows, scale,
-                                                                                norm);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(kernel, {grid_size(rows, kWarps * warp_rows), kThreads}, x, out, rows, width, warp_rows, scale, norm);
 }
 
 template <class T>
@@ -90,8 +88,7 @@ void run(const Cuda& device, const EntropyGrad<T>& call) {
   const auto [grad, x, out, rows, width, scale, norm] = call;
   const bool aligned = has_whole_vectors(x, width) && has_whole_vectors(out, width);
   const auto kernel = aligned ? entropy_grad_kernel<true, T, A> : entropy_grad_kernel<false, T, A>;
-  kernel<<<grid_size(rows, kWarps), kThreads, 0, device.stream()>>>(grad, x, out, rows, width, scale, norm);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(kernel, {grid_size(rows, kWarps), kThreads}, grad, x, out, rows, width, scale, norm);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {

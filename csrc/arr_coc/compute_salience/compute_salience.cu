@@ -46,18 +46,16 @@ __global__ void salience_kernel(const T* features, const A* unit, A* patches, T*
 template <class T>
 void run(const Cuda& device, const Salience<T>& call) {
   using A = accumulate_t<T>;
-  const cudaStream_t stream = device.stream();
   const ColumnCut cut(call.grid.batch, call.grid.count(), call.width);
   Scratch<A> partial(device, cut.partial_size());
-  launch_patch_means(call.lab, call.sobel_x, call.sobel_y, call.patches, call.grid, stream);
-  launch_column_sums<T, A>(call.features, nullptr, nullptr, partial.data(), cut, stream);
-  launch_mean_unit<A>(partial.data(), call.mean_unit, call.mean_norm, cut, stream);
+  launch_patch_means(call.lab, call.sobel_x, call.sobel_y, call.patches, call.grid, device);
+  launch_column_sums<T, A>(call.features, nullptr, nullptr, partial.data(), cut, device);
+  launch_mean_unit<A>(partial.data(), call.mean_unit, call.mean_norm, cut, device);
   const auto kernel =
       has_whole_vectors(call.features, call.width) ? salience_kernel<true, T, A> : salience_kernel<false, T, A>;
-  kernel<<<grid_size(cut.batch * ((cut.rows + kRows - 1) / kRows), kCosineWarps), kCosineThreads, 0, stream>>>(
-      call.features, call.mean_unit, call.patches, call.out, cut, call.grid, A(call.weights.edges),
-      A(call.weights.contrast), A(call.weights.features));
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(kernel, {grid_size(cut.batch * ((cut.rows + kRows - 1) / kRows), kCosineWarps), kCosineThreads},
+                call.features, call.mean_unit, call.patches, call.out, cut, call.grid, A(call.weights.edges),
+                A(call.weights.contrast), A(call.weights.features));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {

@@ -77,13 +77,6 @@ inline void check_patches(const char* op, const Tensor& features, const Tensor& 
   check_same_size(op, "N", "features", features.size(1), "the grid of patches", PatchGrid(image, patch_size).count());
 }
 
-// What compute_salience and compute_salience_forward are given.
-struct SalienceInputs {
-  const Tensor &features, &lab, &sobel_x, &sobel_y;
-  int64_t patch_size;
-  const std::vector<double>& weights;
-};
-
 // Checks a statistic from the forward call. `layout` names its dimensions, whose sizes are `sizes`.
 inline void check_statistic(const char* op, const char* name, const Tensor& statistic, const Tensor& features,
                             const char* layout, torch::headeronly::IntHeaderOnlyArrayRef sizes) {
@@ -118,20 +111,22 @@ struct SalienceGrad {
 
 // Salience and the statistics for its gradient: see compute_salience_forward in compute_salience.py.
 template <class Device>
-std::tuple<Tensor, Tensor, Tensor, Tensor> salience_and_statistics(const char* op, const SalienceInputs& in) {
-  check_features(op, in.features);
-  check(in.lab.dim() == 4 && in.lab.size(1) == 3, op, ": lab must be [B, 3, H, W], got shape ", shape_of(in.lab));
-  check_alike(op, "features", in.features, "lab", in.lab);
-  check_same_size(op, "B", "lab", in.lab.size(0), "features", in.features.size(0));
-  check_sobel(op, "sobel_x", in.sobel_x, in.features);
-  check_same_image(op, "sobel_x", in.sobel_x, "lab", in.lab);
-  check_sobel(op, "sobel_y", in.sobel_y, in.features);
-  check_same_image(op, "sobel_y", in.sobel_y, "lab", in.lab);
-  check_patches(op, in.features, in.lab, in.patch_size);
-  check_salience_weights(op, "weights", in.weights);
-  const Device device(in.features);
-  const Tensor x = as_aligned(in.features), lab = as_aligned(in.lab), gx = as_aligned(in.sobel_x),
-               gy = as_aligned(in.sobel_y);
+std::tuple<Tensor, Tensor, Tensor, Tensor> salience_and_statistics(const char* op, const Tensor& features,
+                                                                   const Tensor& lab, const Tensor& sobel_x,
+                                                                   const Tensor& sobel_y, int64_t patch_size,
+                                                                   const std::vector<double>& weights) {
+  check_features(op, features);
+  check(lab.dim() == 4 && lab.size(1) == 3, op, ": lab must be [B, 3, H, W], got shape ", shape_of(lab));
+  check_alike(op, "features", features, "lab", lab);
+  check_same_size(op, "B", "lab", lab.size(0), "features", features.size(0));
+  check_sobel(op, "sobel_x", sobel_x, features);
+  check_same_image(op, "sobel_x", sobel_x, "lab", lab);
+  check_sobel(op, "sobel_y", sobel_y, features);
+  check_same_image(op, "sobel_y", sobel_y, "lab", lab);
+  check_patches(op, features, lab, patch_size);
+  check_salience_weights(op, "weights", weights);
+  const Device device(features);
+  const Tensor x = as_aligned(features), pixels = as_aligned(lab), gx = as_aligned(sobel_x), gy = as_aligned(sobel_y);
   const int64_t batch = x.size(0), count = x.size(1), width = x.size(2);
   const ScalarType wide = accumulate_dtype(x.scalar_type());
   Tensor salience = allocate(x, {batch, count}), mean_unit = allocate(x, {batch, width}, wide),
@@ -140,9 +135,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> salience_and_statistics(const char* o
   dispatch_floating(x.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
-    run(device, Salience<T>{data_of<T>(x), data_of<T>(lab), data_of<T>(gx), data_of<T>(gy), data_of<T>(salience),
+    run(device, Salience<T>{data_of<T>(x), data_of<T>(pixels), data_of<T>(gx), data_of<T>(gy), data_of<T>(salience),
                             data_of<A>(mean_unit), data_of<A>(mean_norm), data_of<A>(patches),
-                            PatchGrid(lab, in.patch_size), width, SalienceWeights(in.weights)});
+                            PatchGrid(pixels, patch_size), width, SalienceWeights(weights)});
   });
   return {salience, mean_unit, mean_norm, patches};
 }
@@ -151,15 +146,15 @@ template <class Device>
 std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_forward(const Tensor& features, const Tensor& lab,
                                                                     const Tensor& sobel_x, const Tensor& sobel_y,
                                                                     int64_t patch_size, std::vector<double> weights) {
-  return salience_and_statistics<Device>("compute_salience_forward",
-                                         {features, lab, sobel_x, sobel_y, patch_size, weights});
+  return salience_and_statistics<Device>("compute_salience_forward", features, lab, sobel_x, sobel_y, patch_size,
+                                         weights);
 }
 
 template <class Device>
 Tensor compute_salience(const Tensor& features, const Tensor& lab, const Tensor& sobel_x, const Tensor& sobel_y,
                         int64_t patch_size, std::vector<double> weights) {
   return std::get<0>(
-      salience_and_statistics<Device>("compute_salience", {features, lab, sobel_x, sobel_y, patch_size, weights}));
+      salience_and_statistics<Device>("compute_salience", features, lab, sobel_x, sobel_y, patch_size, weights));
 }
 
 template <class Device>

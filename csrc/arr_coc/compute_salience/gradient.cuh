@@ -233,11 +233,10 @@ __global__ void __launch_bounds__(kColumnThreads, sizeof(accumulate_t<T>) == 4 ?
 }
 
 template <bool Aligned, int Pixels, class T>
-void launch_pixels_and_sums(const GradientCall<T>& call, cudaStream_t stream) {
+void launch_pixels_and_sums(const GradientCall<T>& call, const Cuda& device) {
   const auto launch = [&](auto kernel, int64_t blocks) {
     if (blocks == 0) return;
-    kernel<<<grid_size(blocks, 1), kColumnThreads, 0, stream>>>(call);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    device.launch(kernel, {grid_size(blocks, 1), kColumnThreads}, call);
   };
   // In small batches a launch takes longer than the work. In large ones more threads run if each has fewer registers.
   constexpr int64_t kFew = 4096;
@@ -293,7 +292,6 @@ template <class T>
 void run(const Cuda& device, const SalienceGrad<T>& inputs) {
   using A = accumulate_t<T>;
   const PatchGrid& grid = inputs.grid;
-  const cudaStream_t stream = device.stream();
   const int64_t width = inputs.width;
   const ColumnCut cut(grid.batch, grid.count(), width);
   const Tiles tiles(grid);
@@ -314,13 +312,12 @@ void run(const Cuda& device, const SalienceGrad<T>& inputs) {
   const auto first = aligned
                          ? (several ? launch_pixels_and_sums<true, kPixels, T> : launch_pixels_and_sums<true, 1, T>)
                          : (several ? launch_pixels_and_sums<false, kPixels, T> : launch_pixels_and_sums<false, 1, T>);
-  first(call, stream);
+  first(call, device);
   if (!inputs.grad_features) return;
   launch_through_unit<A>(partial.data(), cut, inputs.mean_unit, inputs.mean_norm, nullptr, 1 / A(cut.rows),
-                         shared.data(), stream);
+                         shared.data(), device);
   const auto last = aligned ? features_gradient_kernel<true, T> : features_gradient_kernel<false, T>;
-  last<<<grid_size(sum_blocks, 1), kColumnThreads, 0, stream>>>(call);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(last, {grid_size(sum_blocks, 1), kColumnThreads}, call);
 }
 
 }  // namespace arr_coc

@@ -76,32 +76,19 @@ __global__ void __launch_bounds__(kCosineThreads)
   }
 }
 
-// Calls f(warps, pixels, blocks): how many warps take one patch and how many pixels a thread takes side by side, as
-// types, and the grid that covers every patch. `aligned`: every channel starts on 16 bytes.
-template <class T, class F>
-void dispatch_patch(const PatchGrid& grid, bool aligned, const F& f) {
-  const int64_t patches = grid.batch * grid.count();
-  using Several = std::integral_constant<int, kVector<T>>;
-  using One = std::integral_constant<int, 1>;
-  using Block = std::integral_constant<int, kCosineWarps>;
-  // If a patch's width is a multiple of 16 bytes, so is the image's, and the patch's rows start on 16 bytes.
-  const bool several = aligned && grid.patch % kVector<T> == 0;
-  // patch <= kWarpPatch first: the product could overflow.
-  if (grid.patch <= kWarpPatch && grid.patch * grid.patch <= kWarpPatch) {
-    const unsigned blocks = grid_size(patches, kCosineWarps);
-    return several ? f(One{}, Several{}, blocks) : f(One{}, One{}, blocks);
-  }
-  return several ? f(Block{}, Several{}, grid_size(patches, 1)) : f(Block{}, One{}, grid_size(patches, 1));
-}
-
 template <class T, class A>
 void launch_patch_means(const T* lab, const T* sobel_x, const T* sobel_y, A* patches, const PatchGrid& grid,
-                        cudaStream_t stream) {
-  dispatch_patch<T>(grid, start_on_16_bytes(lab, sobel_x, sobel_y), [&](auto warps, auto pixels, unsigned blocks) {
-    patch_means_kernel<warps.value, pixels.value>
-        <<<blocks, kCosineThreads, 0, stream>>>(lab, sobel_x, sobel_y, patches, grid);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
+                        const Cuda& device) {
+  // If a patch's width is a multiple of 16 bytes, so is the image's, and the patch's rows start on 16 bytes.
+  constexpr int kPixels = kVector<T>;
+  const bool several = start_on_16_bytes(lab, sobel_x, sobel_y) && grid.patch % kPixels == 0;
+  // patch <= kWarpPatch first: the product could overflow.
+  const bool by_warp = grid.patch <= kWarpPatch && grid.patch * grid.patch <= kWarpPatch;
+  constexpr int kAll = kCosineWarps;
+  const auto kernel = by_warp ? (several ? patch_means_kernel<1, kPixels, T, A> : patch_means_kernel<1, 1, T, A>)
+                              : (several ? patch_means_kernel<kAll, kPixels, T, A> : patch_means_kernel<kAll, 1, T, A>);
+  device.launch(kernel, {grid_size(grid.batch * grid.count(), by_warp ? kCosineWarps : 1), kCosineThreads}, lab,
+                sobel_x, sobel_y, patches, grid);
 }
 
 }  // namespace

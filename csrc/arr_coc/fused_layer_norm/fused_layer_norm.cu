@@ -120,26 +120,21 @@ __global__ void __launch_bounds__(kRowThreads) long_rows_kernel(LayerNorm<T> cal
 }
 
 template <class T, bool kAligned>
-void launch(const LayerNorm<T>& call, cudaStream_t stream) {
+void launch(const LayerNorm<T>& call, const Cuda& device) {
   const bool held = for_held_rows<T>(call.width, kRowThreads, [&](auto vectors, auto is_block, unsigned threads) {
-    constexpr bool kBlock = decltype(is_block)::value;
-    const unsigned blocks = grid_size(call.rows, kBlock ? 1 : kRowWarps);
-    held_rows_kernel<T, decltype(vectors)::value, kBlock, kAligned><<<blocks, threads, 0, stream>>>(call);
+    const unsigned blocks = grid_size(call.rows, is_block ? 1 : kRowWarps);
+    device.launch(held_rows_kernel<T, vectors, is_block, kAligned>, {blocks, threads}, call);
   });
-  if (!held) long_rows_kernel<T, kAligned><<<grid_size(call.rows, 1), kRowThreads, 0, stream>>>(call);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  if (!held) device.launch(long_rows_kernel<T, kAligned>, {grid_size(call.rows, 1), kRowThreads}, call);
 }
 
 }  // namespace
 
 template <class T>
 void run(const Cuda& device, const LayerNorm<T>& call) {
-  if (has_whole_vectors(call.x, call.width) && has_whole_vectors(call.weight, call.width) &&
-      has_whole_vectors(call.bias, call.width)) {
-    launch<T, true>(call, device.stream());
-  } else {
-    launch<T, false>(call, device.stream());
-  }
+  const bool aligned = has_whole_vectors(call.x, call.width) && has_whole_vectors(call.weight, call.width) &&
+                       has_whole_vectors(call.bias, call.width);
+  aligned ? launch<T, true>(call, device) : launch<T, false>(call, device);
 }
 
 template <class T>
@@ -149,11 +144,10 @@ void run(const Cuda& device, const LayerNormGrad<T>& call) {
   const bool columns = grad_weight || grad_bias;
   Scratch<accumulate_t<T>> partial(device, columns ? 2 * parts * width : 0);
   const Backward<T> backward{grad, x, weight, mean, rstd, grad_x, partial.data(), rows, width, parts};
-  if (has_whole_vectors(x, width) && has_whole_vectors(grad, width) && has_whole_vectors(weight, width)) {
-    launch_grad<T, true>(backward, grad_weight, grad_bias, device.stream());
-  } else {
-    launch_grad<T, false>(backward, grad_weight, grad_bias, device.stream());
-  }
+  const bool aligned =
+      has_whole_vectors(x, width) && has_whole_vectors(grad, width) && has_whole_vectors(weight, width);
+  aligned ? launch_grad<T, true>(backward, grad_weight, grad_bias, device)
+          : launch_grad<T, false>(backward, grad_weight, grad_bias, device);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {

@@ -221,34 +221,29 @@ int64_t parts_of(int64_t rows, int64_t width) {
 }
 
 template <class T, bool kAligned>
-void launch_grad(const Backward<T>& call, T* grad_weight, T* grad_bias, cudaStream_t stream) {
+void launch_grad(const Backward<T>& call, T* grad_weight, T* grad_bias, const Cuda& device) {
   bool held = false;
   if (call.grad_x) {
     held = for_held_rows<T>(call.width, kGradThreads, [&](auto vectors, auto is_block, unsigned threads) {
-      constexpr int kVectors = decltype(vectors)::value;
-      constexpr bool kBlock = decltype(is_block)::value;
-      const unsigned blocks = unsigned(call.parts);
       if (call.partial) {
-        held_grad_kernel<T, kVectors, kBlock, kAligned, true><<<blocks, threads, 0, stream>>>(call);
+        device.launch(held_grad_kernel<T, vectors, is_block, kAligned, true>, {unsigned(call.parts), threads}, call);
       } else {
-        held_grad_kernel<T, kVectors, kBlock, kAligned, false>
-            <<<grid_size(call.rows, kBlock ? 1 : kRowWarps), threads, 0, stream>>>(call);
+        device.launch(held_grad_kernel<T, vectors, is_block, kAligned, false>,
+                      {grid_size(call.rows, is_block ? 1 : kRowWarps), threads}, call);
       }
     });
-    if (!held) long_grad_kernel<T, kAligned><<<grid_size(call.rows, 1), kRowThreads, 0, stream>>>(call);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    if (!held) device.launch(long_grad_kernel<T, kAligned>, {grid_size(call.rows, 1), kRowThreads}, call);
   }
   if (!call.partial) return;
   if (!held) {
     const int64_t vectors = (call.width + kVector<T> - 1) / kVector<T>;
     const int64_t threads = std::min<int64_t>(128, (vectors + kWarpSize - 1) / kWarpSize * kWarpSize);
     const dim3 grid(unsigned((vectors + threads - 1) / threads), unsigned(call.parts));
-    columns_grad_kernel<T, kAligned><<<grid, unsigned(threads), 0, stream>>>(call);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    device.launch(columns_grad_kernel<T, kAligned>, {grid, unsigned(threads)}, call);
   }
   const dim3 grid(unsigned((call.width + kWarpSize - 1) / kWarpSize), 2), block(kWarpSize, kSumRows);
-  sum_parts_kernel<<<grid, block, 0, stream>>>(call.partial, grad_weight, grad_bias, call.parts, call.width);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(sum_parts_kernel<T, typename Backward<T>::A>, {grid, block}, call.partial, grad_weight, grad_bias,
+                call.parts, call.width);
 }
 
 }  // namespace

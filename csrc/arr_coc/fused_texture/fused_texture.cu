@@ -12,7 +12,6 @@ namespace {
 constexpr int kThreadPixels = 4, kRowThreads = 2 * kWarpSize;
 constexpr int kTileWidth = kRowThreads * kThreadPixels, kTileHeight = 4;
 constexpr int kMargin = kThreadPixels;  // columns before the tile's first: one is used, four keep vectors aligned
-constexpr int64_t kGridLimit = 65535;   // of a grid's y and z
 constexpr int64_t kWideGridLimit = (int64_t(1) << 31) - 1;  // of its x
 
 template <class A>
@@ -133,26 +132,6 @@ __device__ __forceinline__ int64_t clamped(int64_t index, int64_t size) {
   return min(max(index, int64_t(0)), size - 1);
 }
 
-// Where a grid's first tile is.
-struct Origin {
-  int64_t sample, row;
-};
-
-// Calls launch(grid, origin) for grids that cover the batch, one block per tile. One grid is enough for fewer than
-// 65536 samples of fewer than 524281 rows. Further grids take the rest, because loops in the kernels would cost
-// registers.
-template <class F>
-void for_each_grid(int64_t batch, int64_t height, int64_t width, const F& launch) {
-  for (int64_t sample = 0; sample < batch; sample += kGridLimit) {
-    for (int64_t row = 0; row < height; row += kGridLimit * kTileHeight) {
-      const dim3 grid(grid_size(width, kTileWidth, kWideGridLimit), grid_size(height - row, kTileHeight, kGridLimit),
-                      grid_size(batch - sample, 1, kGridLimit));
-      launch(grid, Origin{sample, row});
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
-    }
-  }
-}
-
 // The rows above and below the tile included.
 const dim3 kBlock(kRowThreads, kTileHeight + 2);
 #define ARR_COC_TILE_BOUNDS __launch_bounds__(kRowThreads*(kTileHeight + 2), sizeof(accumulate_t<T>) == 4 ? 4 : 1)
@@ -256,6 +235,12 @@ __global__ void ARR_COC_TILE_BOUNDS sobel_grad_kernel(const T* __restrict__ grad
   store_row<kVector>(out + offset + y * width, x0, width, from_x);
 }
 
+// Calls launch(grid, origin) for grids that cover the images, one block per tile.
+template <class Call, class F>
+void for_each_tile(const Call& call, const F& launch) {
+  for_each_grid(call.batch, call.height, kTileHeight, grid_size(call.width, kTileWidth, kWideGridLimit), launch);
+}
+
 constexpr int kGradThreads = 256;
 
 // n neighbouring pixels per thread; n divides the plane.
@@ -297,9 +282,9 @@ __global__ void __launch_bounds__(kGradThreads)
 template <class T>
 void run(const Cuda& device, const FusedTexture<T>& call) {
   const auto kernel = packs<kThreadPixels>(call.rgb, call.width) ? &texture_kernel<T, true> : &texture_kernel<T, false>;
-  for_each_grid(call.batch, call.height, call.width, [&](dim3 grid, Origin origin) {
-    kernel<<<grid, kBlock, 0, device.stream()>>>(call.rgb, call.lab, call.sobel_x, call.sobel_y, call.height,
-                                                 call.width, origin);
+  for_each_tile(call, [&](dim3 grid, Origin origin) {
+    device.launch(kernel, {grid, kBlock}, call.rgb, call.lab, call.sobel_x, call.sobel_y, call.height, call.width,
+                  origin);
   });
 }
 
@@ -310,17 +295,15 @@ void run(const Cuda& device, const LabToRgbGrad<T>& call) {
   const bool vector = packs<n>(call.rgb, plane) && packs<n>(call.grad_lab, plane) && packs<n>(call.grad_luma, plane);
   const auto kernel = vector ? &lab_to_rgb_grad_kernel<T, n> : &lab_to_rgb_grad_kernel<T, 1>;
   const dim3 grid(grid_size(plane, kGradThreads * (vector ? n : 1)), grid_size(call.batch, 1, kGridLimit));
-  kernel<<<grid, kGradThreads, 0, device.stream()>>>(call.rgb, call.grad_lab, call.grad_luma, call.out, call.batch,
-                                                     plane);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(kernel, {grid, kGradThreads}, call.rgb, call.grad_lab, call.grad_luma, call.out, call.batch, plane);
 }
 
 template <class T>
 void run(const Cuda& device, const SobelGrad<T>& call) {
   const bool vector = packs<kThreadPixels>(call.grad_x, call.width) && packs<kThreadPixels>(call.grad_y, call.width);
   const auto kernel = vector ? &sobel_grad_kernel<T, true> : &sobel_grad_kernel<T, false>;
-  for_each_grid(call.batch, call.height, call.width, [&](dim3 grid, Origin origin) {
-    kernel<<<grid, kBlock, 0, device.stream()>>>(call.grad_x, call.grad_y, call.out, call.height, call.width, origin);
+  for_each_tile(call, [&](dim3 grid, Origin origin) {
+    device.launch(kernel, {grid, kBlock}, call.grad_x, call.grad_y, call.out, call.height, call.width, origin);
   });
 }
 

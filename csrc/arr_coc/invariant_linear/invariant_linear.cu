@@ -45,24 +45,24 @@ Way fastest_way(const InvariantLinear<T>& call) {
 }
 
 template <class T>
-void launch_few_rows(const InvariantLinear<T>& call, cudaStream_t stream) {
+void launch_few_rows(const InvariantLinear<T>& call, const Cuda& device) {
   const int parts = int(call.order.parts()), bytes = parts * int(sizeof(FewRowsOfPart<accumulate_t<T>>));
   const int64_t blocks = ceil_div(call.rows, kFewRows) * ceil_div(call.width, kFewColumns);
   allow_shared_memory(few_rows_kernel<T>, bytes);
-  few_rows_kernel<<<unsigned(blocks), unsigned(parts * kWarpSize), bytes, stream>>>(call);
+  device.launch(few_rows_kernel<T>, {unsigned(blocks), unsigned(parts * kWarpSize), size_t(bytes)}, call);
 }
 
 template <class Form, class T>
-void launch_tiles(const InvariantLinear<T>& call, cudaStream_t stream) {
+void launch_tiles(const InvariantLinear<T>& call, const Cuda& device) {
   constexpr int kBytes = Form::template kBytes<accumulate_t<T>>;
   allow_shared_memory(tile_kernel<Form, T>, kBytes);
-  tile_kernel<Form><<<unsigned(tiles<Form>(call)), Form::kThreads, kBytes, stream>>>(call);
+  device.launch(tile_kernel<Form, T>, {unsigned(tiles<Form>(call)), Form::kThreads, kBytes}, call);
 }
 
 template <class T>
-void launch_shared_tiles(const InvariantLinear<T>& call, cudaStream_t stream) {
+void launch_shared_tiles(const InvariantLinear<T>& call, const Cuda& device) {
   const ClusterLaunch launch(int(call.order.parts()), unsigned(tiles<SmallTile>(call)), SmallTile::kThreads,
-                             kSharedBytes<T>, stream);
+                             kSharedBytes<T>, device.stream());
   STD_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, shared_tile_kernel<SmallTile, T>, call));
 }
 
@@ -70,21 +70,19 @@ void launch_shared_tiles(const InvariantLinear<T>& call, cudaStream_t stream) {
 
 template <class T>
 void run(const Cuda& device, const InvariantLinear<T>& call) {
-  const cudaStream_t stream = device.stream();
   switch (fastest_way(call)) {
     case Way::kFewRows:
-      launch_few_rows(call, stream);
+      launch_few_rows(call, device);
       break;
     case Way::kLargeTiles:
-      if constexpr (std::is_same_v<T, float>) launch_tiles<LargeTile>(call, stream);
+      if constexpr (std::is_same_v<T, float>) launch_tiles<LargeTile>(call, device);
       break;
     case Way::kSmallTiles:
-      launch_tiles<SmallTile>(call, stream);
+      launch_tiles<SmallTile>(call, device);
       break;
     case Way::kSharedSmallTiles:
-      launch_shared_tiles(call, stream);
+      launch_shared_tiles(call, device);
   }
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("invariant_linear", TORCH_BOX(&invariant_linear<Cuda>)); }

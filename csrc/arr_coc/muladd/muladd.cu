@@ -47,8 +47,7 @@ void run(const Cuda& device, const MulAddGrad<T>& call) {
     return;
   }
   const auto kernel = start_on_16_bytes(grad, a, b, grad_a, grad_b) ? grad_kernel<true, T> : grad_kernel<false, T>;
-  kernel<<<map_blocks<T>(size), kMapThreads, 0, device.stream()>>>(grad, a, b, grad_a, grad_b, size);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(kernel, {map_blocks<T>(size), kMapThreads}, grad, a, b, grad_a, grad_b, size);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {

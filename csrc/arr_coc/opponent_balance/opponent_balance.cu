@@ -114,9 +114,8 @@ void run(const Cuda& device, const OpponentBalance<T>& call) {
   const int64_t total = batch * count;
   const bool wide = count % kVector == 0 && start_on_16_bytes(e, s, a, out);
   const auto kernel = wide ? balance_kernel<T, kVector> : balance_kernel<T, 1>;
-  kernel<<<grid_size(total, kThreads * (wide ? kVector : 1)), kThreads, 0, device.stream()>>>(
-      e, s, a, weights, out, total, count, weight_stride, invert);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(kernel, {grid_size(total, kThreads * (wide ? kVector : 1)), kThreads}, e, s, a, weights, out, total,
+                count, weight_stride, invert);
 }
 
 // `partial` is the kernel's: the weights' gradient itself, or memory for the chunks' sums; null if neither is needed.
@@ -130,10 +129,9 @@ void launch_grad(const Cuda& device, const OpponentBalanceGrad<T>& call, Partial
   const auto kernel = call.count < kThreads * kVector ? balance_grad_kernel<1, true, T, Partial>
                       : wide                          ? balance_grad_kernel<kVector, true, T, Partial>
                                                       : balance_grad_kernel<kVector, false, T, Partial>;
-  kernel<<<grid_size(call.batch * call.chunks(), 1), kThreads, 0, device.stream()>>>(
-      call.grad, call.entropy, call.salience, call.alignment, call.weights, call.grad_entropy, call.grad_salience,
-      call.grad_alignment, partial, call.batch, call.count, call.chunks(), call.weight_stride, call.invert);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(kernel, {grid_size(call.batch * call.chunks(), 1), kThreads}, call.grad, call.entropy, call.salience,
+                call.alignment, call.weights, call.grad_entropy, call.grad_salience, call.grad_alignment, partial,
+                call.batch, call.count, call.chunks(), call.weight_stride, call.invert);
 }
 
 template <class T>
@@ -142,9 +140,8 @@ void run(const Cuda& device, const OpponentBalanceGrad<T>& call) {
   if (!call.grad_weights || per_row == 1) return launch_grad(device, call, call.grad_weights);
   Scratch<accumulate_t<T>> partial(device, items * 3);
   launch_grad(device, call, partial.data());
-  weights_grad_kernel<T>
-      <<<grid_size(rows, 1), kThreads, 0, device.stream()>>>(partial.data(), call.grad_weights, rows, per_row);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(weights_grad_kernel<T>, {grid_size(rows, 1), kThreads}, partial.data(), call.grad_weights, rows,
+                per_row);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {

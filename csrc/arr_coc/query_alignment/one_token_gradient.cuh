@@ -37,12 +37,7 @@ __global__ void __launch_bounds__(kCosineThreads, 2) gradient_kernel(const Call<
       raw[k] = at < width ? *reinterpret_cast<const uint4*>(row + at) : uint4{};
     }
   };
-  const auto unpack = [](const uint4& raw, A(&values)[kPer]) {
-    T stored[kPer];
-    memcpy(stored, &raw, sizeof(raw));
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) values[i] = A(stored[i]);
-  };
+
   for (int64_t item = blockIdx.x; item < cut.batch * cut.chunks; item += gridDim.x) {
     const int64_t sample = item / cut.chunks, chunk = item % cut.chunks;
     const int64_t end = sample * cut.rows + min((chunk + 1) * cut.chunk_rows, cut.rows);
@@ -52,7 +47,7 @@ __global__ void __launch_bounds__(kCosineThreads, 2) gradient_kernel(const Call<
     read(call.query + sample * width, raw);
 #pragma unroll
     for (int k = 0; k < kPieces; ++k) {
-      unpack(raw[k], unit[k]);
+      unpack<T>(raw[k], unit[k]);
 #pragma unroll
       for (int i = 0; i < kPer; ++i) square += unit[k][i] * unit[k][i];
     }
@@ -70,7 +65,7 @@ __global__ void __launch_bounds__(kCosineThreads, 2) gradient_kernel(const Call<
 #pragma unroll
       for (int k = 0; k < kPieces; ++k) {
         A x[kPer];
-        unpack(raw[k], x);
+        unpack<T>(raw[k], x);
 #pragma unroll
         for (int i = 0; i < kPer; ++i) square += x[i] * x[i], product += x[i] * unit[k][i];
       }
@@ -79,7 +74,7 @@ __global__ void __launch_bounds__(kCosineThreads, 2) gradient_kernel(const Call<
 #pragma unroll
       for (int k = 0; k < kPieces; ++k) {
         A x[kPer], result[kPer];
-        unpack(raw[k], x);
+        unpack<T>(raw[k], x);
 #pragma unroll
         for (int i = 0; i < kPer; ++i) {
           columns[k][i] += scale * x[i];
@@ -122,7 +117,6 @@ template <class T>
 void run(const Cuda& device, const QueryAlignmentGrad<T>& inputs) {
   using A = accumulate_t<T>;
   const int64_t batch = inputs.batch, width = inputs.width;
-  const cudaStream_t stream = device.stream();
   const ColumnCut cut(batch, inputs.count, width);
   const AlignedData<T> features(device, inputs.features, batch * inputs.count * width);
   const AlignedData<T> query(device, inputs.query, batch * width);
@@ -138,10 +132,9 @@ void run(const Cuda& device, const QueryAlignmentGrad<T>& inputs) {
                       : pieces <= kMost / 2     ? gradient_kernel<kMost / 2, T, A>
                       : pieces <= kMost * 3 / 4 ? gradient_kernel<kMost * 3 / 4, T, A>
                                                 : gradient_kernel<kMost, T, A>;
-  kernel<<<grid_size(batch * cut.chunks, 1), kCosineThreads, 0, stream>>>(call);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(kernel, {grid_size(batch * cut.chunks, 1), kCosineThreads}, call);
   if (sums)
-    launch_through_unit<A>(partial.data(), cut, unit.data(), norm.data(), inputs.mask, A(1), inputs.grad_query, stream);
+    launch_through_unit<A>(partial.data(), cut, unit.data(), norm.data(), inputs.mask, A(1), inputs.grad_query, device);
 }
 
 }  // namespace one_token

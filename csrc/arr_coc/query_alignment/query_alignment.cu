@@ -55,17 +55,16 @@ template <class T>
 void run(const Cuda& device, const QueryAlignment<T>& call) {
   const auto [features, query, mask, out, batch, count, width, tokens] = call;
   Queries<T> queries(device, query, mask, batch * tokens, width);
-  launch_alignment(features, queries.unit.data(), mask, out, batch, count, tokens, width, device.stream());
+  launch_alignment(features, queries.unit.data(), mask, out, batch, count, tokens, width, device);
 }
 
 template <class T>
 void run(const Cuda& device, const QueryAlignmentGrad<T>& call) {
   using A = accumulate_t<T>;
   const int64_t batch = call.batch, count = call.count, width = call.width, tokens = call.tokens;
-  const cudaStream_t stream = device.stream();
   if (batch * count == 0) {
     const size_t bytes = call.grad_query ? batch * tokens * width * sizeof(T) : 0;
-    if (bytes > 0) STD_CUDA_CHECK(cudaMemsetAsync(call.grad_query, 0, bytes, stream));
+    if (bytes > 0) STD_CUDA_CHECK(cudaMemsetAsync(call.grad_query, 0, bytes, device.stream()));
     return;
   }
   if constexpr (!std::is_same_v<T, double>) {
@@ -76,20 +75,18 @@ void run(const Cuda& device, const QueryAlignmentGrad<T>& call) {
   Scratch<int64_t> chosen(device, call.grad_query ? batch * count : 0);
   const RowGroups groups{batch, count, tokens, width, (count + kRows - 1) / kRows};
   // A null output counts as aligned.
-  const bool vectorisable = has_whole_vectors(call.features, width) && has_whole_vectors(call.grad_features, width);
-  dispatch_shape(tokens, vectorisable, [&](auto columns, auto aligned) {
-    alignment_grad_kernel<columns.value, aligned.value>
-        <<<grid_size(batch * groups.per_sample, kCosineWarps), kCosineThreads, 0, stream>>>(
-            call.grad, call.features, queries.unit.data(), call.mask, call.grad_features, factor.data(), chosen.data(),
-            groups);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
+  const bool aligned = has_whole_vectors(call.features, width) && has_whole_vectors(call.grad_features, width);
+  const auto kernel = tokens == 1
+                          ? (aligned ? alignment_grad_kernel<1, true, T, A> : alignment_grad_kernel<1, false, T, A>)
+                          : (aligned ? alignment_grad_kernel<8, true, T, A> : alignment_grad_kernel<8, false, T, A>);
+  device.launch(kernel, {grid_size(batch * groups.per_sample, kCosineWarps), kCosineThreads}, call.grad, call.features,
+                queries.unit.data(), call.mask, call.grad_features, factor.data(), chosen.data(), groups);
   if (!call.grad_query) return;
   const ColumnCut cut(batch, count, width, tokens);
   Scratch<A> partial(device, cut.partial_size());
-  launch_column_sums<T, A>(call.features, factor.data(), chosen.data(), partial.data(), cut, stream);
+  launch_column_sums<T, A>(call.features, factor.data(), chosen.data(), partial.data(), cut, device);
   launch_through_unit<A>(partial.data(), cut, queries.unit.data(), queries.norm.data(), call.mask, A(1),
-                         call.grad_query, stream);
+                         call.grad_query, device);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {

@@ -291,51 +291,49 @@ __global__ void __launch_bounds__(Joined<I>::threads(kRun)) joined_outer_sum_ker
 }
 
 template <class I, class O, bool kAligned>
-void launch_inner(const Call<I, O>& call, bool join, cudaStream_t stream) {
+void launch_inner(const Call<I, O>& call, bool join, const Cuda& device) {
   constexpr int kThreads = kWarps / 2 * kWarpSize;
   const int64_t items = call.layout.outputs() * call.segments;
   if (join) {
-    inner_sum_kernel<I, O, kAligned, kRounds, true>
-        <<<grid_size(call.layout.outputs(), 1), unsigned(call.segments) * kWarpSize, 0, stream>>>(call, kWarpSize);
+    device.launch(inner_sum_kernel<I, O, kAligned, kRounds, true>,
+                  {grid_size(call.layout.outputs(), 1), unsigned(call.segments) * kWarpSize}, call, kWarpSize);
   } else if (call.layout.size > kLanes * kRun) {
     const unsigned blocks = grid_size(items, kWarps / 2 * kItemsAtOnce<I, kRounds>);
-    inner_sum_kernel<I, O, kAligned, kRounds, false><<<blocks, kThreads, 0, stream>>>(call, kWarpSize);
+    device.launch(inner_sum_kernel<I, O, kAligned, kRounds, false>, {blocks, kThreads}, call, kWarpSize);
   } else {
     int lanes = kSharing<I>;
     while (lanes * kRun < call.layout.size) lanes *= 2;
     const unsigned blocks = grid_size(items, kThreads / lanes * kItemsAtOnce<I, 1>);
-    inner_sum_kernel<I, O, kAligned, 1, false><<<blocks, kThreads, 0, stream>>>(call, lanes);
+    device.launch(inner_sum_kernel<I, O, kAligned, 1, false>, {blocks, kThreads}, call, lanes);
   }
 }
 
 // Computes the sums of every segment, or the result if there is one segment or a block joins them.
 template <class I, class O>
-void launch(const Call<I, O>& call, bool join, cudaStream_t stream) {
+void launch(const Call<I, O>& call, bool join, const Cuda& device) {
   const SumLayout& layout = call.layout;
   const bool starts_whole = reinterpret_cast<uintptr_t>(call.x) % 16 == 0 && layout.outer_stride % kVector<I> == 0;
   const bool whole = starts_whole && layout.inner_stride % kVector<I> == 0 && layout.size % kVector<I> == 0;
   if (layout.stride == 1 && (whole || layout.size > kAlone)) {
-    whole ? launch_inner<I, O, true>(call, join, stream) : launch_inner<I, O, false>(call, join, stream);
+    whole ? launch_inner<I, O, true>(call, join, device) : launch_inner<I, O, false>(call, join, device);
   } else {
     constexpr int kColumns = kVector<I>;
     const bool aligned =
         starts_whole && layout.inner_stride == 1 && layout.inner % kColumns == 0 && layout.stride % kColumns == 0;
     const bool alone = layout.size <= kAlone;
-    const int64_t threads = alone ? 128 : kWarps * kWarpSize,
-                  columns = (alone ? threads : kWarpSize) * (aligned ? kColumns : 1);
+    const unsigned threads = alone ? 128 : kWarps * kWarpSize;
+    const int64_t columns = (alone ? threads : kWarpSize) * (aligned ? kColumns : 1);
     const unsigned blocks = grid_size((layout.outputs() + columns - 1) / columns * call.segments, 1);
     if (join) {
       const int64_t tiles = layout.outer * ((layout.inner + Joined<I>::kWidth - 1) / Joined<I>::kWidth);
-      joined_outer_sum_kernel<I, O><<<grid_size(tiles, 1), Joined<I>::threads(call.segments), 0, stream>>>(call);
-    } else if (aligned) {
-      alone ? outer_sum_kernel<I, O, kColumns, true><<<blocks, threads, 0, stream>>>(call)
-            : outer_sum_kernel<I, O, kColumns, false><<<blocks, threads, 0, stream>>>(call);
+      device.launch(joined_outer_sum_kernel<I, O>, {grid_size(tiles, 1), Joined<I>::threads(call.segments)}, call);
     } else {
-      alone ? outer_sum_kernel<I, O, 1, true><<<blocks, threads, 0, stream>>>(call)
-            : outer_sum_kernel<I, O, 1, false><<<blocks, threads, 0, stream>>>(call);
+      const auto kernel =
+          aligned ? (alone ? outer_sum_kernel<I, O, kColumns, true> : outer_sum_kernel<I, O, kColumns, false>)
+                  : (alone ? outer_sum_kernel<I, O, 1, true> : outer_sum_kernel<I, O, 1, false>);
+      device.launch(kernel, {blocks, threads}, call);
     }
   }
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 // Whether joined_outer_sum_kernel can take these sums, and is faster: where outer_sum_kernel would have few blocks.
@@ -354,9 +352,9 @@ void reduce(const Cuda& device, const I* x, O* out, const SumLayout& layout) {
   using A = accumulate_t<I>;
   const int64_t segments = (layout.size + kSegment - 1) / kSegment;
   const bool join = segments <= kRun && (layout.stride == 1 ? segments > 1 : joins_across(x, layout, segments));
-  if (segments == 1 || join) return launch(Call<I, O>{x, out, layout, segments}, join, device.stream());
+  if (segments == 1 || join) return launch(Call<I, O>{x, out, layout, segments}, join, device);
   Scratch<A> sums(device, layout.outputs() * segments);
-  launch(Call<I, A>{x, sums.data(), layout, segments}, false, device.stream());
+  launch(Call<I, A>{x, sums.data(), layout, segments}, false, device);
   SumLayout rest = layout;
   rest.size = segments;
   rest.outer_stride = segments * layout.inner;

@@ -99,14 +99,14 @@ __global__ void __launch_bounds__(kFinishThreads) finish_kernel(const Call<T> ca
 
 // Its blocks start while those of slices_kernel still run, and wait for them.
 template <int kSharers, class T>
-void launch_finish(const Call<T>& call, int64_t batch, cudaStream_t stream) {
+void launch_finish(const Call<T>& call, int64_t batch, const Cuda& device) {
   constexpr int kRows = kFinishThreads / kSharers;
   const unsigned blocks = unsigned((call.cut.count + kRows - 1) / kRows);
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = unsigned(batch) * blocks, config.blockDim = kFinishThreads, config.stream = stream;
+  config.gridDim = unsigned(batch) * blocks, config.blockDim = kFinishThreads, config.stream = device.stream();
   config.attrs = &early, config.numAttrs = 1;
   STD_CUDA_CHECK(cudaLaunchKernelEx(&config, finish_kernel<kSharers, T>, call, blocks));
 }
@@ -146,7 +146,7 @@ bool run(const Cuda& device, const RelevanceScores<T>& inputs, const T* features
                                device.stream());
     STD_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, slices_kernel<T>, call));
     const auto finish = batch * count <= kSharedRows ? launch_finish<kParts, T> : launch_finish<1, T>;
-    finish(call, batch, device.stream());
+    finish(call, batch, device);
     return true;
   }
 }

@@ -116,22 +116,21 @@ __global__ void __launch_bounds__(kThreads, 2) relevance_kernel(const Call<T> ca
 }
 
 template <bool Wide, bool Aligned, bool Query, bool Mean, class T>
-void launch(const Call<T>& call, cudaStream_t stream) {
+void launch(const Call<T>& call, const Cuda& device) {
   using A = accumulate_t<T>;
   const size_t bytes = (Query + Mean) * SharedVector<T, A>::size(call.width) * sizeof(A);
   const auto kernel = relevance_kernel<Wide, Aligned, Query, Mean, T>;
   constexpr size_t kOwn = (kWarps + kThreads) * sizeof(A);  // the kernel's own shared memory counts too
   if (bytes + kOwn > 48 << 10)
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
-  kernel<<<grid_size(call.batch * call.chunks, 1), kThreads, bytes, stream>>>(call);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(kernel, {grid_size(call.batch * call.chunks, 1), kThreads, bytes}, call);
 }
 
 template <bool Wide, class T>
-void launch(const Call<T>& call, cudaStream_t stream) {
+void launch(const Call<T>& call, const Cuda& device) {
   if (call.alignment)
-    return call.mean ? launch<Wide, true, false, true>(call, stream) : launch<Wide, true, false, false>(call, stream);
-  return call.mean ? launch<Wide, true, true, true>(call, stream) : launch<Wide, true, true, false>(call, stream);
+    return call.mean ? launch<Wide, true, false, true>(call, device) : launch<Wide, true, false, false>(call, device);
+  return call.mean ? launch<Wide, true, true, true>(call, device) : launch<Wide, true, true, false>(call, device);
 }
 
 }  // namespace
@@ -139,7 +138,6 @@ void launch(const Call<T>& call, cudaStream_t stream) {
 template <class T>
 void run(const Cuda& device, const RelevanceScores<T>& inputs) {
   using A = accumulate_t<T>;
-  const cudaStream_t stream = device.stream();
   const int64_t batch = inputs.batch, count = inputs.rows * inputs.columns, width = inputs.width,
                 tokens = inputs.tokens;
   std::optional<AlignedData<T>> features;
@@ -159,27 +157,27 @@ void run(const Cuda& device, const RelevanceScores<T>& inputs) {
   if (inputs.salience.features > 0) {
     const ColumnCut cut(batch, count, width);
     partial.emplace(device, cut.partial_size()), mean.emplace(device, batch * width);
-    launch_column_sums<T, A>(call.features, nullptr, nullptr, partial->data(), cut, stream);
+    launch_column_sums<T, A>(call.features, nullptr, nullptr, partial->data(), cut, device);
     if (fits) {
-      launch_mean<A>(partial->data(), mean->data(), cut, stream);
+      launch_mean<A>(partial->data(), mean->data(), cut, device);
       call.mean = mean->data();
     } else {
-      launch_mean_unit<A>(partial->data(), mean->data(), nullptr, cut, stream);
+      launch_mean_unit<A>(partial->data(), mean->data(), nullptr, cut, device);
       call.mean_alignment = mean_alignment.emplace(device, batch * count).data();
       launch_alignment<T, A>(call.features, mean->data(), nullptr, mean_alignment->data(), batch, count, 1, width,
-                             stream);
+                             device);
     }
   }
   if (tokens > 1 || !fits) {
     queries.emplace(device, call.query, inputs.mask, batch * tokens, width);
     call.alignment = alignment.emplace(device, batch * count).data();
     launch_alignment<T, A>(call.features, queries->unit.data(), inputs.mask, alignment->data(), batch, count, tokens,
-                           width, stream);
+                           width, device);
   }
-  if (!aligned) return launch<true, false, false, false>(call, stream);
+  if (!aligned) return launch<true, false, false, false>(call, device);
   if constexpr (!std::is_same_v<T, double>)
-    if (width <= kTile<T>) return launch<false>(call, stream);
-  launch<true>(call, stream);
+    if (width <= kTile<T>) return launch<false>(call, device);
+  launch<true>(call, device);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("relevance_scores", TORCH_BOX(&relevance_scores<Cuda>)); }

@@ -152,12 +152,9 @@ struct Reader {
   }
 
   // The elements of a row's piece, which stays packed in registers.
-  static __device__ __forceinline__ void unpack(uint4& raw, float* values) {
+  static __device__ __forceinline__ void unpack(uint4& raw, float (&values)[kPer]) {
     keep_packed(raw);
-    T stored[kPer];
-    memcpy(stored, &raw, sizeof(raw));
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) values[i] = float(stored[i]);
+    arr_coc::unpack<T>(raw, values);
   }
 
   struct RowSums {

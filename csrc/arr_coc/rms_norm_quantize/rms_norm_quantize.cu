@@ -120,26 +120,21 @@ __global__ void __launch_bounds__(kRowThreads) long_rows_kernel(RmsNormQuantize<
 }
 
 template <class T, bool kAligned>
-void launch(const RmsNormQuantize<T>& call, cudaStream_t stream) {
+void launch(const RmsNormQuantize<T>& call, const Cuda& device) {
   const bool held = for_held_rows<T>(call.width, kRowThreads, [&](auto vectors, auto is_block, unsigned threads) {
-    constexpr bool kBlock = decltype(is_block)::value;
     const unsigned blocks =
-        grid_size(call.rows, kBlock ? 2 : 2 * kRowWarps);  // two rows each, so that fewer blocks start
-    held_rows_kernel<T, decltype(vectors)::value, kBlock, kAligned><<<blocks, threads, 0, stream>>>(call);
+        grid_size(call.rows, is_block ? 2 : 2 * kRowWarps);  // two rows each, so that fewer blocks start
+    device.launch(held_rows_kernel<T, vectors, is_block, kAligned>, {blocks, threads}, call);
   });
-  if (!held) long_rows_kernel<T, kAligned><<<grid_size(call.rows, 1), kRowThreads, 0, stream>>>(call);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  if (!held) device.launch(long_rows_kernel<T, kAligned>, {grid_size(call.rows, 1), kRowThreads}, call);
 }
 
 }  // namespace
 
 template <class T>
 void run(const Cuda& device, const RmsNormQuantize<T>& call) {
-  if (has_whole_vectors(call.x, call.width) && has_whole_vectors(call.weight, call.width)) {
-    launch<T, true>(call, device.stream());
-  } else {
-    launch<T, false>(call, device.stream());
-  }
+  const bool aligned = has_whole_vectors(call.x, call.width) && has_whole_vectors(call.weight, call.width);
+  aligned ? launch<T, true>(call, device) : launch<T, false>(call, device);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("rms_norm_quantize", TORCH_BOX(&rms_norm_quantize<Cuda>)); }

@@ -82,20 +82,16 @@ void run(const Cuda& device, const ScaleBiasReluGrad<T>& call) {
   const dim3 grid(static_cast<unsigned>(column_blocks), static_cast<unsigned>(chunks.count));
   const dim3 threads(across, kThreads / across);
   const bool aligned = width % kVector<T> == 0 && start_on_16_bytes(grad, output, grad_x);
-  const cudaStream_t stream = device.stream();
   if (chunks.count == 1) {
     const auto kernel = aligned ? grad_kernel<true, T, T> : grad_kernel<false, T, T>;
-    kernel<<<grid, threads, 0, stream>>>(grad, output, scale, grad_x, grad_bias, rows, width, chunks);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    device.launch(kernel, {grid, threads}, grad, output, scale, grad_x, grad_bias, rows, width, chunks);
     return;
   }
   Scratch<A> partial(device, chunks.count * width);
   const auto kernel = aligned ? grad_kernel<true, T, A> : grad_kernel<false, T, A>;
-  kernel<<<grid, threads, 0, stream>>>(grad, output, scale, grad_x, partial.data(), rows, width, chunks);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
-  sum_chunks_kernel<T><<<grid_size(width, kSumColumns, INT32_MAX), dim3(kSumColumns, kSumRows), 0, stream>>>(
-      partial.data(), grad_bias, chunks.count, width);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(kernel, {grid, threads}, grad, output, scale, grad_x, partial.data(), rows, width, chunks);
+  device.launch(sum_chunks_kernel<T>, {grid_size(width, kSumColumns, INT32_MAX), dim3(kSumColumns, kSumRows)},
+                partial.data(), grad_bias, chunks.count, width);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {

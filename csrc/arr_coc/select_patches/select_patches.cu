@@ -73,8 +73,7 @@ struct GatedRows {
   __device__ __forceinline__ void operator()(int64_t sample, unsigned k, int64_t index, unsigned rank,
                                              int64_t first) const {
     const T score = scores[sample * n + index];
-    gate_row<T, kUnit>(rows.from.base + sample * rows.from.sample_stride + index * rows.from.row_stride + first,
-                       rows.to.base + sample * rows.to.sample_stride + rank * rows.to.row_stride + first,
+    gate_row<T, kUnit>(rows.from.row(sample, index) + first, rows.to.row(sample, rank) + first,
                        min(rows.segment, rows.bytes - first), score);
     if (threadIdx.x % kWarpSize != 0 || first != 0) return;
     indices[sample * k + rank] = index;
@@ -106,7 +105,6 @@ template <class T>
 void run(const Cuda& device, const SelectPatches<T>& call) {
   const TopKPatches<T>& of = call.selection;
   const AllocateLodTokens<T>& budgets = call.budgets;
-  const cudaStream_t stream = device.stream();
   const Details<T> details{call.scores,
                            reinterpret_cast<float2*>(call.positions),
                            budgets.extra ? nullptr : budgets.tokens,
@@ -119,17 +117,16 @@ void run(const Cuda& device, const SelectPatches<T>& call) {
   const RowCopy rows = row_copy(of.from, of.to, of.row_bytes);
   const bool placed = with_unit(rows, [&](auto unit) {
     return select_and_place(of.scores, GatedRows<T, unit>{rows, details, of.scores, of.indices, of.n}, of.batch, of.n,
-                            of.k, stream);
+                            of.k, device);
   });
   if (!placed) {
     run(device, of);
     const RowCopy in_place = row_copy(of.to, of.to, of.row_bytes);
     const int64_t items = of.batch * of.k * in_place.segments;
     with_unit(in_place, [&](auto unit) {
-      gate_kernel<T, unit><<<grid_size(items, kGateWarps), kGateThreads, 0, stream>>>(in_place, details, of.scores,
-                                                                                      of.indices, of.n, of.k, items);
+      device.launch(gate_kernel<T, unit>, {grid_size(items, kGateWarps), kGateThreads}, in_place, details, of.scores,
+                    of.indices, of.n, of.k, items);
     });
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
   if (budgets.extra) run(device, budgets);
 }

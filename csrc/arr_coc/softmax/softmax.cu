@@ -1,7 +1,5 @@
 #include <torch/csrc/stable/library.h>
 
-#include <cfloat>
-
 #include "arr_coc/common/vectors.cuh"
 #include "arr_coc/softmax/softmax.h"
 
@@ -16,25 +14,14 @@ constexpr int kMany = 128 / sizeof(accumulate_t<T>);
 constexpr int kFewThreads = 256, kManyThreads = 512, kLongThreads = 512;
 constexpr int kSharingThreads = 128;
 
+// The error of the hardware's power of two does not matter if the result is rounded to half precision.
 template <class T>
 __device__ __forceinline__ accumulate_t<T> exponential(accumulate_t<T> x) {
-  return exp(x);
-}
-
-// The hardware's power of two has an error of 2 ulp in float32, which does not matter if the result is rounded to half
-// precision.
-__device__ __forceinline__ float approximate_exponential(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
-  return y;
-}
-template <>
-__device__ __forceinline__ float exponential<Half>(float x) {
-  return approximate_exponential(x);
-}
-template <>
-__device__ __forceinline__ float exponential<BFloat16>(float x) {
-  return approximate_exponential(x);
+  if constexpr (sizeof(T) == 2) {
+    return power_of_two(x * 1.4426950408889634f);
+  } else {
+    return exp(x);
+  }
 }
 
 // kPer elements from row[at] on: a vector, or one element if rows do not start on 16 bytes. A thread's elements depend
@@ -204,10 +191,10 @@ __global__ void __launch_bounds__(kLongThreads)
     long_softmax_kernel(const T* __restrict__ x, T* __restrict__ out, int64_t width) {
   using A = accumulate_t<T>;
   constexpr int kPieces = kFew / kPer;
-  constexpr A kLeast = std::is_same_v<A, double> ? A(-DBL_MAX) : A(-FLT_MAX);
+
   const Row<true> group(kLongThreads);
   const T* in = x + group.row * width;
-  A most = kLeast, sum = 0;
+  A most = kLeast<A>, sum = 0;
   for (int64_t start = 0; start < width; start += kLongThreads * kFew) {
     Stored<kPer, T> stored[kPieces];
     A values[kPieces][kPer], higher = most;
@@ -227,7 +214,7 @@ __global__ void __launch_bounds__(kLongThreads)
       for (int i = 0; i < kPer; ++i) sum += exponential<T>(values[k][i] - most);
     }
   }
-  const A over_row = group.combine(most, kLeast, Greatest{});
+  const A over_row = group.combine(most, kLeast<A>, Greatest{});
   const A factor = 1 / group.combine(sum * exponential<T>(most - over_row), A(0), Sum{});
 #pragma unroll 4
   for (int64_t at = group.lane * kPer; at < width; at += kLongThreads * kPer) {
@@ -267,8 +254,9 @@ __global__ void __launch_bounds__(kLongThreads)
   }
 }
 
-// The number of rows and their threads. The threads of a row depend on the width alone, so that a row has the same bits
-// in any batch.
+// The blocks and threads of rows. The threads of a row depend on the width alone, so that a row has the same bits in
+// any batch.
+template <class T>
 struct RowLaunch {
   int64_t rows, width;
   int sharing = 1;
@@ -278,68 +266,52 @@ struct RowLaunch {
   }
   bool share_a_block() const { return width <= kWarpSize * kFew; }
   bool few() const { return width <= kFewThreads * kFew; }
-  template <class T>
-  bool many() const {
-    return width <= kManyThreads * kMany<T>;
+  bool many() const { return width <= kManyThreads * kMany<T>; }
+
+  Grid grid() const {
+    if (share_a_block()) return {grid_size(rows, kSharingThreads / sharing, INT32_MAX), kSharingThreads};
+    // Whole warps, each thread with up to so many of the row's elements.
+    const int elements = few() ? kFew : kMany<T>;
+    const unsigned threads = many() ? grid_size(width, elements * kWarpSize) * kWarpSize : kLongThreads;
+    return {grid_size(rows, 1, INT32_MAX), threads};
   }
-  unsigned blocks() const { return grid_size(rows, share_a_block() ? kSharingThreads / sharing : 1, INT32_MAX); }
-  // Whole warps, each thread with up to `elements` of the row.
-  unsigned threads(int elements) const { return grid_size(width, elements * kWarpSize) * kWarpSize; }
 };
 
 template <int kPer, class T>
-void launch_softmax(cudaStream_t stream, const RowLaunch& launch, const T* x, T* out) {
-  const auto [rows, width, sharing] = launch;
-  if (launch.share_a_block())
-    softmax_kernel<false, kPer, kFew><<<launch.blocks(), kSharingThreads, 0, stream>>>(x, out, rows, width, sharing);
-  else if (launch.few())
-    softmax_kernel<true, kPer, kFew><<<launch.blocks(), launch.threads(kFew), 0, stream>>>(x, out, rows, width, 0);
-  else if (launch.many<T>())
-    softmax_kernel<true, kPer, kMany<T>>
-        <<<launch.blocks(), launch.threads(kMany<T>), 0, stream>>>(x, out, rows, width, 0);
-  else
-    long_softmax_kernel<kPer><<<launch.blocks(), kLongThreads, 0, stream>>>(x, out, width);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+void launch_softmax(const Cuda& device, const RowLaunch<T>& of, const T* x, T* out) {
+  const auto kernel = of.share_a_block() ? softmax_kernel<false, kPer, kFew, T>
+                      : of.few()         ? softmax_kernel<true, kPer, kFew, T>
+                                         : softmax_kernel<true, kPer, kMany<T>, T>;
+  if (!of.many()) return device.launch(long_softmax_kernel<kPer, T>, of.grid(), x, out, of.width);
+  device.launch(kernel, of.grid(), x, out, of.rows, of.width, of.sharing);
 }
 
 template <int kPer, class T>
-void launch_softmax_grad(cudaStream_t stream, const RowLaunch& launch, const T* grad, const T* output, T* out) {
-  const auto [rows, width, sharing] = launch;
-  if (launch.share_a_block())
-    softmax_grad_kernel<false, kPer, kFew>
-        <<<launch.blocks(), kSharingThreads, 0, stream>>>(grad, output, out, rows, width, sharing);
-  else if (launch.few())
-    softmax_grad_kernel<true, kPer, kFew>
-        <<<launch.blocks(), launch.threads(kFew), 0, stream>>>(grad, output, out, rows, width, 0);
-  else if (launch.many<T>())
-    softmax_grad_kernel<true, kPer, kMany<T>>
-        <<<launch.blocks(), launch.threads(kMany<T>), 0, stream>>>(grad, output, out, rows, width, 0);
-  else
-    long_softmax_grad_kernel<kPer><<<launch.blocks(), kLongThreads, 0, stream>>>(grad, output, out, width);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+void launch_softmax_grad(const Cuda& device, const RowLaunch<T>& of, const T* grad, const T* output, T* out) {
+  const auto kernel = of.share_a_block() ? softmax_grad_kernel<false, kPer, kFew, T>
+                      : of.few()         ? softmax_grad_kernel<true, kPer, kFew, T>
+                                         : softmax_grad_kernel<true, kPer, kMany<T>, T>;
+  if (!of.many()) return device.launch(long_softmax_grad_kernel<kPer, T>, of.grid(), grad, output, out, of.width);
+  device.launch(kernel, of.grid(), grad, output, out, of.rows, of.width, of.sharing);
 }
 
 }  // namespace
 
 template <class T>
 void run(const Cuda& device, const Softmax<T>& call) {
-  const RowLaunch launch(call.rows, call.width);
+  const RowLaunch<T> launch(call.rows, call.width);
   const AlignedData<T> x(device, call.x, call.rows * call.width);
-  if (call.width % kVector<T> == 0)
-    launch_softmax<kVector<T>>(device.stream(), launch, x.data(), call.out);
-  else
-    launch_softmax<1>(device.stream(), launch, x.data(), call.out);
+  const auto start = call.width % kVector<T> == 0 ? launch_softmax<kVector<T>, T> : launch_softmax<1, T>;
+  start(device, launch, x.data(), call.out);
 }
 
 template <class T>
 void run(const Cuda& device, const SoftmaxGrad<T>& call) {
-  const RowLaunch launch(call.rows, call.width);
+  const RowLaunch<T> launch(call.rows, call.width);
   const int64_t size = call.rows * call.width;
   const AlignedData<T> grad(device, call.grad, size), output(device, call.output, size);
-  if (call.width % kVector<T> == 0)
-    launch_softmax_grad<kVector<T>>(device.stream(), launch, grad.data(), output.data(), call.out);
-  else
-    launch_softmax_grad<1>(device.stream(), launch, grad.data(), output.data(), call.out);
+  const auto start = call.width % kVector<T> == 0 ? launch_softmax_grad<kVector<T>, T> : launch_softmax_grad<1, T>;
+  start(device, launch, grad.data(), output.data(), call.out);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {

@@ -14,16 +14,10 @@ constexpr int kThreads = 256;
 constexpr int kUnitRows = 4, kUnits = 8;  // a unit has at least so many rows, a patch at most so many units
 constexpr int kSums = 4;                  // f(Y), f(X) - f(Y), f(Y) - f(Z), the gradient's magnitude
 constexpr int64_t kSharedBytes = 48 << 10;
-constexpr int64_t kGridLimit = 65535;  // of a grid's y and z
 
 struct Layout {
   int64_t patch_size, columns;  // of an image in patches
   int unit_rows, units, units_per_thread, patches_per_block;
-};
-
-// Where a grid's first block is.
-struct Origin {
-  int64_t sample, row;
 };
 
 __device__ __forceinline__ float magnitude_of(float gx, float gy) {
@@ -146,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(accumulate_t<T>) == 4 ? 2 : 1
 }
 
 template <class T, int n, int m>
-void launch(const TextureStatistics<T>& call, cudaStream_t stream) {
+void launch(const TextureStatistics<T>& call, const Cuda& device) {
   const auto [rgb, colours, edges, batch, height, width, patch_size] = call;
   const int64_t rows = height / patch_size, columns = width / patch_size;
   Layout layout;
@@ -171,16 +165,11 @@ void launch(const TextureStatistics<T>& call, cudaStream_t stream) {
   layout.units_per_thread = int(ceil_div(layout.units, groups));
   const int64_t span = layout.patches_per_block * patch_size / n;
   const dim3 block(unsigned(std::min(threads / groups, ceil_div(span, kWarpSize) * kWarpSize)), unsigned(groups));
-  const size_t shared = block.x * sums;
-  for (int64_t sample = 0; sample < batch; sample += kGridLimit) {
-    for (int64_t row = 0; row < rows; row += kGridLimit) {
-      const dim3 grid(unsigned(ceil_div(columns, layout.patches_per_block)), grid_size(rows - row, 1, kGridLimit),
-                      grid_size(batch - sample, 1, kGridLimit));
-      statistics_kernel<T, n, m>
-          <<<grid, block, shared, stream>>>(rgb, colours, edges, height, width, layout, Origin{sample, row});
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
-    }
-  }
+  const unsigned across = unsigned(ceil_div(columns, layout.patches_per_block));
+  for_each_grid(batch, rows, 1, across, [&](dim3 grid, Origin origin) {
+    device.launch(statistics_kernel<T, n, m>, {grid, block, size_t(block.x * sums)}, call.rgb, call.colours, call.edges,
+                  call.height, call.width, layout, origin);
+  });
 }
 
 }  // namespace
@@ -194,7 +183,7 @@ void run(const Cuda& device, const TextureStatistics<T>& call) {
                      : vector && patch % 2 == 0 && patch < 96           ? &launch<T, 4, 2>
                      : patch % 2 == 0 && packs<2>(call.rgb, call.width) ? &launch<T, 2, 1>
                                                                         : &launch<T, 1, 1>;
-  start(call, device.stream());
+  start(call, device);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("texture_statistics", TORCH_BOX(&texture_statistics<Cuda>)); }

@@ -2,7 +2,8 @@
 // parameter: top_k_patches copies it, select_patches multiplies it.
 #pragma once
 
-#include "arr_coc/top_k_patches/select.cuh"
+#include "arr_coc/common/radix_select.cuh"
+#include "arr_coc/top_k_patches/row_copy.cuh"
 
 namespace arr_coc {
 namespace {
@@ -91,15 +92,14 @@ unsigned parts_for(int threads, int64_t batch, int64_t k, const RowCopy& rows) {
 // Returns false, and does nothing, if a block does not hold a sample.
 template <class T, class Placing>
 bool select_and_place(const T* scores, const Placing& placing, int64_t batch, int64_t n, int64_t k,
-                      cudaStream_t stream) {
+                      const Cuda& device) {
   using Key = ordered_key_t<T>;
   constexpr int kMostItems = 64 / sizeof(Key);  // registers of a thread
   if (k > kMostPlaced || n > Keys<Key, 1024, kMostItems>::size) return false;
   const auto launch = [&](auto kernel, int threads) {
     const unsigned parts = parts_for(threads, batch, k, placing.rows);
-    kernel<<<grid_size(batch * parts, 1), threads, 0, stream>>>(scores, placing, batch, unsigned(n), unsigned(k),
-                                                                parts);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    device.launch(kernel, {grid_size(batch * parts, 1), threads}, scores, placing, batch, unsigned(n), unsigned(k),
+                  parts);
   };
   if (n <= Keys<Key, 512, 2>::size) {
     launch(select_and_place_kernel<T, Placing, 512, 2>, 512);

@@ -2,7 +2,7 @@
 // exchange counts from kernel to kernel.
 #pragma once
 
-#include "arr_coc/top_k_patches/select.cuh"
+#include "arr_coc/common/radix_select.cuh"
 
 namespace arr_coc {
 namespace {

@@ -18,8 +18,7 @@ struct CopiedRows {
   __device__ __forceinline__ void operator()(int64_t sample, unsigned k, int64_t index, unsigned rank,
                                              int64_t first) const {
     if (threadIdx.x % kWarpSize == 0 && first == 0) indices[sample * k + rank] = index;
-    copy_row<kUnit>(rows.from.base + sample * rows.from.sample_stride + index * rows.from.row_stride + first,
-                    rows.to.base + sample * rows.to.sample_stride + rank * rows.to.row_stride + first,
+    copy_row<kUnit>(rows.from.row(sample, index) + first, rows.to.row(sample, rank) + first,
                     min(rows.segment, rows.bytes - first), rows.unit);
   }
 };
@@ -79,10 +78,12 @@ __global__ __launch_bounds__(kThreads) void place_kernel(const Key* chosen, cons
   }
 }
 
+constexpr int kSortThreads = 1024;
+
 // Sorts each tile of each sample in place.
 template <class Key>
-__global__ __launch_bounds__(kSelectThreads) void sort_tiles_kernel(Key* keys, int64_t* indices, int64_t batch,
-                                                                    int64_t k) {
+__global__ __launch_bounds__(kSortThreads) void sort_tiles_kernel(Key* keys, int64_t* indices, int64_t batch,
+                                                                  int64_t k) {
   __shared__ Tile<Key> tile;
   const int64_t tiles = (k + tile.size - 1) / tile.size;
   for (int64_t t = blockIdx.x; t < batch * tiles; t += gridDim.x) {
@@ -139,10 +140,8 @@ __global__ __launch_bounds__(kThreads) void copy_rows_kernel(RowCopy rows, const
     const int64_t row = item / rows.segments, first = item % rows.segments * rows.segment;
     const int64_t b = row / k, place = row - b * k, index = indices[row];
     assert(0 <= index && index < limit);
-    copy_row<kUnit>(
-        rows.from.base + b * rows.from.sample_stride + (kGather ? index : place) * rows.from.row_stride + first,
-        rows.to.base + b * rows.to.sample_stride + (kGather ? place : index) * rows.to.row_stride + first,
-        min(rows.segment, rows.bytes - first), rows.unit);
+    copy_row<kUnit>(rows.from.row(b, kGather ? index : place) + first, rows.to.row(b, kGather ? place : index) + first,
+                    min(rows.segment, rows.bytes - first), rows.unit);
   }
 }
 
@@ -168,8 +167,7 @@ __global__ __launch_bounds__(kScattered* kWarpSize) void scatter_rows_kernel(Row
     const int64_t place = places[warp];
     if (row < limit) {
       map_row_as<uint4, 8>(
-          rows.from.base + b * rows.from.sample_stride + max(place, int64_t(0)) * rows.from.row_stride,
-          rows.to.base + b * rows.to.sample_stride + row * rows.to.row_stride, rows.bytes,
+          rows.from.row(b, max(place, int64_t(0))), rows.to.row(b, row), rows.bytes,
           [place](const uint4* unit) { return place < 0 ? uint4{} : __ldg(unit); }, [](uint4 unit) { return unit; });
     }
     __syncthreads();
@@ -178,26 +176,24 @@ __global__ __launch_bounds__(kScattered* kWarpSize) void scatter_rows_kernel(Row
 
 template <bool kGather>
 void copy_rows(const RowCopy& rows, const int64_t* indices, int64_t limit, int64_t batch, int64_t k,
-               cudaStream_t stream) {
+               const Cuda& device) {
   if (rows.bytes == 0) return;
   const int64_t items = batch * k * rows.segments;
   with_unit(rows, [&](auto unit) {
-    copy_rows_kernel<kGather, unit><<<grid_size(items, kWarps), kThreads, 0, stream>>>(rows, indices, limit, k, items);
+    device.launch(copy_rows_kernel<kGather, unit>, {grid_size(items, kWarps), kThreads}, rows, indices, limit, k,
+                  items);
   });
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 // Sorts each tile, then merges runs of doubling length so that the last merge writes `merged`.
 template <class Key>
 void sort_chosen(Key* keys, Key* merged_keys, int64_t* places, int64_t* merged, int64_t batch, int64_t k,
-                 cudaStream_t stream) {
+                 const Cuda& device) {
   const int64_t tiles = (k + Tile<Key>::size - 1) / Tile<Key>::size;
-  sort_tiles_kernel<Key><<<grid_size(batch * tiles, 1), kSelectThreads, 0, stream>>>(keys, places, batch, k);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(sort_tiles_kernel<Key>, {grid_size(batch * tiles, 1), kSortThreads}, keys, places, batch, k);
   for (int64_t run = Tile<Key>::size; run < k; run *= 2) {
-    merge_runs_kernel<Key>
-        <<<grid_size(batch * k, 256), 256, 0, stream>>>(keys, places, merged_keys, merged, batch, k, run);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    device.launch(merge_runs_kernel<Key>, {grid_size(batch * k, 256), 256}, keys, places, merged_keys, merged, batch, k,
+                  run);
     std::swap(keys, merged_keys);
     std::swap(places, merged);
   }
@@ -208,7 +204,6 @@ void select_then_place(const Cuda& device, const TopKPatches<T>& call, const Row
   using Key = ordered_key_t<T>;
   constexpr int passes = (OrderedKey<T>::bits + kSelectBits - 1) / kSelectBits;
   const int64_t batch = call.batch, n = call.n, k = call.k, tile = Keys<Key, kThreads, kTileItems>::size;
-  const cudaStream_t stream = device.stream();
   Shares shares{batch, n, k, 0, 0};
   shares.parts = unsigned(std::clamp<int64_t>(blocks_at_once(2) / batch, 1, (n + tile - 1) / tile));
   shares.share = ((n + shares.parts - 1) / shares.parts + tile - 1) / tile * tile;
@@ -226,26 +221,23 @@ void select_then_place(const Cuda& device, const TopKPatches<T>& call, const Row
   if (k > kMostPlaced && merges % 2 == 0) std::swap(chosen, result);
 
   const unsigned grid = grid_size(batch * shares.parts, 1);
-  STD_CUDA_CHECK(cudaMemsetAsync(progress, 0, batch * sizeof(Progress<Key>), stream));
+  STD_CUDA_CHECK(cudaMemsetAsync(progress, 0, batch * sizeof(Progress<Key>), device.stream()));
   for (int pass = 0; pass < passes; ++pass) {
-    count_digits_kernel<T><<<grid, kThreads, 0, stream>>>(in, progress, shares, pass);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    device.launch(count_digits_kernel<T>, {grid, kThreads}, in, progress, shares, pass);
   }
-  count_chosen_kernel<T><<<grid, kThreads, 0, stream>>>(in, progress, totals, shares, passes);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
-  write_chosen_kernel<T><<<grid, kThreads, 0, stream>>>(in, progress, totals, keys, chosen, shares, passes);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  device.launch(count_chosen_kernel<T>, {grid, kThreads}, in, progress, totals, shares, passes);
+  device.launch(write_chosen_kernel<T>, {grid, kThreads}, in, progress, totals, keys, chosen, shares, passes);
   if (k <= kMostPlaced) {
     const unsigned parts = parts_for(kThreads, batch, k, rows);
     with_unit(rows, [&](auto unit) {
-      place_kernel<Key><<<grid_size(batch * parts, 1), kThreads, 0, stream>>>(
-          keys, chosen, CopiedRows<unit>{rows, result}, batch, unsigned(k), parts);
+      using Placing = CopiedRows<unit>;
+      device.launch(place_kernel<Key, Placing>, {grid_size(batch * parts, 1), kThreads}, keys, chosen,
+                    Placing{rows, result}, batch, unsigned(k), parts);
     });
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
     return;
   }
-  sort_chosen<Key>(keys, keys + batch * k, chosen, result, batch, k, stream);
-  copy_rows<true>(rows, call.indices, n, batch, k, stream);
+  sort_chosen<Key>(keys, keys + batch * k, chosen, result, batch, k, device);
+  copy_rows<true>(rows, call.indices, n, batch, k, device);
 }
 
 }  // namespace
@@ -254,8 +246,7 @@ template <class T>
 void run(const Cuda& device, const TopKPatches<T>& call) {
   const RowCopy rows = row_copy(call.from, call.to, call.row_bytes);
   const bool placed = with_unit(rows, [&](auto unit) {
-    return select_and_place(call.scores, CopiedRows<unit>{rows, call.indices}, call.batch, call.n, call.k,
-                            device.stream());
+    return select_and_place(call.scores, CopiedRows<unit>{rows, call.indices}, call.batch, call.n, call.k, device);
   });
   if (!placed) select_then_place(device, call, rows);
 }
@@ -274,13 +265,12 @@ void run(const Cuda& device, const TopKPatchesGrad& call) {
   if (bytes <= kFewBytes && rows.unit == 16 && rows.segments == 1 &&
       call.k * int64_t(sizeof(int64_t)) <= kScattered * rows.bytes / 4) {
     const int64_t blocks = ceil_div(call.n, kScattered), items = call.batch * blocks;
-    scatter_rows_kernel<<<grid_size(items, 1), kScattered * kWarpSize, 0, device.stream()>>>(rows, call.indices, call.n,
-                                                                                             call.k, blocks, items);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    device.launch(scatter_rows_kernel, {grid_size(items, 1), kScattered * kWarpSize}, rows, call.indices, call.n,
+                  call.k, blocks, items);
     return;
   }
   STD_CUDA_CHECK(cudaMemsetAsync(rows.to.base, 0, bytes, device.stream()));
-  if (call.k > 0) copy_rows<false>(rows, call.indices, call.n, call.batch, call.k, device.stream());
+  if (call.k > 0) copy_rows<false>(rows, call.indices, call.n, call.batch, call.k, device);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {

@@ -18,7 +18,9 @@ struct RowsOf {
   char* base;
   int64_t sample_stride, row_stride;
 
-  char* row(int64_t sample, int64_t row) const { return base + sample * sample_stride + row * row_stride; }
+  C10_HOST_DEVICE char* row(int64_t sample, int64_t row) const {
+    return base + sample * sample_stride + row * row_stride;
+  }
 };
 
 // Returns a tensor whose rows can be copied directly: the elements of a row are adjacent.
