@@ -10,14 +10,6 @@
 namespace arr_coc {
 namespace {
 
-// Calls f(item, sample, n) for each patch n of each sample, item = sample N + n.
-template <class F>
-void parallel_patches(const PatchGrid& grid, int64_t cost, const F& f) {
-  parallel_rows(grid.batch * grid.count(), cost, [&](int64_t begin, int64_t end) {
-    for (int64_t item = begin; item < end; ++item) f(item, item / grid.count(), item % grid.count());
-  });
-}
-
 // --- loops along a row: contiguous and without branches -------------------------------------------------------------
 
 template <class A>
@@ -184,17 +176,6 @@ void mean_distances(const PatchGrid& grid, A* patches) {
 
 // --- the operators ---------------------------------------------------------------------------------------------------
 
-// The samples' mean feature vectors as unit vectors [B, D] and their norms [B].
-template <class T, class A>
-void mean_features(const T* features, int64_t batch, int64_t count, int64_t width, A* unit, A* norm) {
-  std::vector<A> means =
-      column_sums<A>(features, [](int64_t, const A*) { return A(1); }, nullptr, batch, count, width, 1);
-  for (A& mean : means) mean /= A(count);
-  const UnitRows<A> rows = unit_rows<A>(means.data(), nullptr, batch, width);
-  std::copy(rows.unit.begin(), rows.unit.end(), unit);
-  std::copy(rows.norm.begin(), rows.norm.end(), norm);
-}
-
 constexpr int64_t kCached = 2 << 20;  // bytes
 
 // With u the mean's unit vector, c the cosine and h = -g w_F / 2: d f_n = h (u - c f / |f|) / |f| + d mean / N; the
@@ -233,10 +214,13 @@ template <class T, class A = accumulate_t<T>>
 void lab_grad(const T* grad, const A* patches, T* out, const PatchGrid& grid, A weight, int64_t written) {
   const int64_t count = grid.count(), patch = grid.patch;
   std::vector<A> slopes(grid.batch * count);
-  parallel_patches(grid, 8, [&](int64_t item, int64_t sample, int64_t n) {
-    const A shifted = patches[(sample * kStatistics + kDistances) * count + n] + A(kContrastHalf),
-            neighbours = neighbours_of<A>(grid, n / grid.columns, n % grid.columns);
-    slopes[item] = load(grad[item]) * weight * A(kContrastHalf) / (shifted * shifted) / neighbours / A(patch * patch);
+  parallel_rows(grid.batch * count, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t n = item % count;
+      const A shifted = patches[(item / count * kStatistics + kDistances) * count + n] + A(kContrastHalf),
+              neighbours = neighbours_of<A>(grid, n / grid.columns, n % grid.columns);
+      slopes[item] = load(grad[item]) * weight * A(kContrastHalf) / (shifted * shifted) / neighbours / A(patch * patch);
+    }
   });
   parallel_bands(grid, 2, [&](int64_t begin, int64_t end) {
     const RowStream stream(written);
@@ -297,7 +281,12 @@ void run(const Cpu&, const Salience<T>& call) {
   mean_edges(call.sobel_x, call.sobel_y, call.grid, call.patches);
   mean_colours(call.lab, call.grid, call.patches);
   mean_distances(call.grid, call.patches);
-  mean_features(call.features, batch, count, width, call.mean_unit, call.mean_norm);
+  const auto one = [](int64_t, const A*) { return A(1); };
+  std::vector<A> means = column_sums<A>(call.features, one, nullptr, batch, count, width, 1);
+  for (A& mean : means) mean /= A(count);
+  const UnitRows<A> of_means = unit_rows<A>(means.data(), nullptr, batch, width);
+  std::copy(of_means.unit.begin(), of_means.unit.end(), call.mean_unit);
+  std::copy(of_means.norm.begin(), of_means.norm.end(), call.mean_norm);
   parallel_rows(batch * count, width * 2 + 64, [&](int64_t begin, int64_t end) {
     std::vector<A> buffer;
     for (int64_t item = begin; item < end; ++item) {

@@ -56,7 +56,7 @@ ARR_COC_EVERY_ISA void sobel_row(Triple<const A*> rows, Triple<A*> sobel, int64_
   }
 }
 
-// The adjoint of sobel_row. See sobel_grad_rows for the ends, and for the signs of the rows of grad_y.
+// The adjoint of sobel_row. See SobelGrad below for the ends, and for the signs of the rows of grad_y.
 template <class A>
 ARR_COC_EVERY_ISA void sobel_gradient_row(Triple<const A*> grad_x, Triple<const A*> grad_y, A sign_up, A sign_down,
                                           A* out, int64_t width) {
@@ -70,64 +70,30 @@ ARR_COC_EVERY_ISA void sobel_gradient_row(Triple<const A*> grad_x, Triple<const 
   }
 }
 
-// --- the operators ---
-
-template <class T>
-void texture_rows(const T* rgb, T* lab, T* sobel_x, T* sobel_y, int64_t height, int64_t width, int64_t begin,
-                  int64_t end) {
-  using A = accumulate_t<T>;
-  const int64_t plane = height * width;
-  Rows<T> in(width), out(width);
-  RowRing<A> luma(width);
-  slide_over_rows(
-      begin, end, height,
-      [&](int64_t b, int64_t y) {
-        luma_row(in.load(planes(rgb + 3 * b * plane + y * width, plane)), luma.row(y) + 1, width);
-        luma.close(y, 1);
-      },
-      [&](int64_t b, int64_t y) {
-        const int64_t colour = 3 * b * plane + y * width, grey = b * plane + y * width;
-        const Triple<T*> lab_rows = planes(lab + colour, plane);
-        lab_row(in.load(planes(rgb + colour, plane)), out.staging(lab_rows), width);
-        out.store(lab_rows);
-        const Triple<T*> sobel_rows{sobel_x + grey, sobel_y + grey, nullptr};
-        sobel_row(luma.around(y, height), out.staging(sobel_rows), width);
-        out.store(sobel_rows);
-      });
-}
-
-// The adjoint of a repeated border: along a smoothed axis ([1 2 1], its own transpose) the gradient is continued by its
-// end value, along a differenced axis ([-1 0 1]) by minus its end value.
-template <class T>
-void sobel_grad_rows(const T* grad_x, const T* grad_y, T* out, int64_t height, int64_t width, int64_t begin,
-                     int64_t end) {
-  using A = accumulate_t<T>;
-  Rows<T> staged(width);
-  RowRing<A> x_rows(width), y_rows(width);
-  slide_over_rows(
-      begin, end, height,
-      [&](int64_t b, int64_t y) {
-        const int64_t at = (b * height + y) * width;
-        widen(grad_x + at, x_rows.row(y) + 1, width);
-        widen(grad_y + at, y_rows.row(y) + 1, width);
-        x_rows.close(y, -1);
-        y_rows.close(y, 1);
-      },
-      [&](int64_t b, int64_t y) {
-        const int64_t at = (b * height + y) * width;
-        const Triple<T*> rows{out + at, nullptr, nullptr};
-        sobel_gradient_row(x_rows.around(y, height), y_rows.around(y, height), A(y > 0 ? 1 : -1),
-                           A(y < height - 1 ? 1 : -1), staged.staging(rows).first, width);
-        staged.store(rows);
-      });
-}
-
 }  // namespace
 
 template <class T>
 void run(const Cpu&, const FusedTexture<T>& call) {
-  parallel_rows(call.batch * call.height, call.width * 16, [&](int64_t begin, int64_t end) {
-    texture_rows(call.rgb, call.lab, call.sobel_x, call.sobel_y, call.height, call.width, begin, end);
+  using A = accumulate_t<T>;
+  const int64_t height = call.height, width = call.width, plane = height * width;
+  parallel_rows(call.batch * height, width * 16, [&](int64_t begin, int64_t end) {
+    Rows<T> in(width), out(width);
+    RowRing<A> luma(width);
+    slide_over_rows(
+        begin, end, height,
+        [&](int64_t b, int64_t y) {
+          luma_row(in.load(planes(call.rgb + 3 * b * plane + y * width, plane)), luma.row(y) + 1, width);
+          luma.close(y, 1);
+        },
+        [&](int64_t b, int64_t y) {
+          const int64_t colour = 3 * b * plane + y * width, grey = b * plane + y * width;
+          const Triple<T*> lab_rows = planes(call.lab + colour, plane);
+          lab_row(in.load(planes(call.rgb + colour, plane)), out.staging(lab_rows), width);
+          out.store(lab_rows);
+          const Triple<T*> sobel_rows{call.sobel_x + grey, call.sobel_y + grey, nullptr};
+          sobel_row(luma.around(y, height), out.staging(sobel_rows), width);
+          out.store(sobel_rows);
+        });
   });
 }
 
@@ -149,10 +115,30 @@ void run(const Cpu&, const LabToRgbGrad<T>& call) {
   });
 }
 
+// The adjoint of a repeated border: along a smoothed axis ([1 2 1], its own transpose) the gradient is continued by its
+// end value, along a differenced axis ([-1 0 1]) by minus its end value.
 template <class T>
 void run(const Cpu&, const SobelGrad<T>& call) {
-  parallel_rows(call.batch * call.height, call.width * 4, [&](int64_t begin, int64_t end) {
-    sobel_grad_rows(call.grad_x, call.grad_y, call.out, call.height, call.width, begin, end);
+  using A = accumulate_t<T>;
+  const int64_t height = call.height, width = call.width;
+  parallel_rows(call.batch * height, width * 4, [&](int64_t begin, int64_t end) {
+    Rows<T> staged(width);
+    RowRing<A> x_rows(width), y_rows(width);
+    slide_over_rows(
+        begin, end, height,
+        [&](int64_t b, int64_t y) {
+          const int64_t at = (b * height + y) * width;
+          widen(call.grad_x + at, x_rows.row(y) + 1, width);
+          widen(call.grad_y + at, y_rows.row(y) + 1, width);
+          x_rows.close(y, -1);
+          y_rows.close(y, 1);
+        },
+        [&](int64_t b, int64_t y) {
+          const Triple<T*> rows{call.out + (b * height + y) * width, nullptr, nullptr};
+          sobel_gradient_row(x_rows.around(y, height), y_rows.around(y, height), A(y > 0 ? 1 : -1),
+                             A(y < height - 1 ? 1 : -1), staged.staging(rows).first, width);
+          staged.store(rows);
+        });
   });
 }
 

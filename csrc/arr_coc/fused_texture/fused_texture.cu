@@ -12,7 +12,6 @@ namespace {
 constexpr int kThreadPixels = 4, kRowThreads = 2 * kWarpSize;
 constexpr int kTileWidth = kRowThreads * kThreadPixels, kTileHeight = 4;
 constexpr int kMargin = kThreadPixels;  // columns before the tile's first: one is used, four keep vectors aligned
-constexpr int64_t kWideGridLimit = (int64_t(1) << 31) - 1;  // of its x
 
 template <class A>
 struct alignas(16) Tile {
@@ -238,7 +237,7 @@ __global__ void ARR_COC_TILE_BOUNDS sobel_grad_kernel(const T* __restrict__ grad
 // Calls launch(grid, origin) for grids that cover the images, one block per tile.
 template <class Call, class F>
 void for_each_tile(const Call& call, const F& launch) {
-  for_each_grid(call.batch, call.height, kTileHeight, grid_size(call.width, kTileWidth, kWideGridLimit), launch);
+  for_each_grid(call.batch, call.height, kTileHeight, grid_size(call.width, kTileWidth, INT32_MAX), launch);
 }
 
 constexpr int kGradThreads = 256;

@@ -70,19 +70,12 @@ void launch_shared_tiles(const InvariantLinear<T>& call, const Cuda& device) {
 
 template <class T>
 void run(const Cuda& device, const InvariantLinear<T>& call) {
-  switch (fastest_way(call)) {
-    case Way::kFewRows:
-      launch_few_rows(call, device);
-      break;
-    case Way::kLargeTiles:
-      if constexpr (std::is_same_v<T, float>) launch_tiles<LargeTile>(call, device);
-      break;
-    case Way::kSmallTiles:
-      launch_tiles<SmallTile>(call, device);
-      break;
-    case Way::kSharedSmallTiles:
-      launch_shared_tiles(call, device);
-  }
+  const Way way = fastest_way(call);
+  if (way == Way::kFewRows) return launch_few_rows(call, device);
+  if (way == Way::kSharedSmallTiles) return launch_shared_tiles(call, device);
+  if constexpr (std::is_same_v<T, float>)
+    if (way == Way::kLargeTiles) return launch_tiles<LargeTile>(call, device);
+  launch_tiles<SmallTile>(call, device);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("invariant_linear", TORCH_BOX(&invariant_linear<Cuda>)); }

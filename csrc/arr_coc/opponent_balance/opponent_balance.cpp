@@ -23,18 +23,6 @@ ARR_COC_EVERY_ISA void balance_block(const A* e, const A* s, const A* a, A* out,
   }
 }
 
-template <class T, class A>
-void balance_chunk(const T* e, const T* s, const T* a, T* out, int64_t size, const Balance<A>& balance, bool invert) {
-  if constexpr (std::is_same_v<T, A>) return balance_block(e, s, a, out, size, balance, invert);
-  A e_space[kBlock], s_space[kBlock], a_space[kBlock];
-  for (int64_t i = 0; i < size; i += kBlock) {
-    const int64_t n = std::min(kBlock, size - i);
-    balance_block(accumulated(e + i, n, e_space), accumulated(s + i, n, s_space), accumulated(a + i, n, a_space),
-                  e_space, n, balance, invert);
-    narrow(e_space, out + i, n);
-  }
-}
-
 // With raw = (c e + p s + f a) / sum and slope = grad / sum where 0 <= raw <= 1, else 0 / sum:
 // d e = slope c (or its negative), d c = sum over N of slope (e - raw); the same for the other two. Each sum has kLanes
 // parts, element i in part i % kLanes. Null outputs are not computed.
@@ -66,29 +54,8 @@ ARR_COC_EVERY_ISA void balance_grad_block(const A* g, const A* e, const A* s, co
   for (int64_t lane = 0; i < size; ++i, ++lane) element(i, lane);
 }
 
-template <class T, class A>
-void balance_grad_chunk(const T* g, const T* e, const T* s, const T* a, T* grad_e, T* grad_s, T* grad_a, A* of_weights,
-                        int64_t size, const Balance<A>& balance, bool invert) {
-  PartialSums<A> sums;
-  A g_space[kBlock], e_space[kBlock], s_space[kBlock], a_space[kBlock];
-  A e_out[kBlock], s_out[kBlock], a_out[kBlock];
-  for (int64_t i = 0; i < size; i += kBlock) {
-    const int64_t n = std::min(kBlock, size - i);
-    balance_grad_block(accumulated(g + i, n, g_space), accumulated(e + i, n, e_space), accumulated(s + i, n, s_space),
-                       accumulated(a + i, n, a_space), e_out, s_out, a_out, sums, n, balance, invert);
-    if (grad_e) narrow(e_out, grad_e + i, n);
-    if (grad_s) narrow(s_out, grad_s + i, n);
-    if (grad_a) narrow(a_out, grad_a + i, n);
-  }
-  if (!of_weights) return;
-  for (int64_t lane = 0; lane < kLanes; ++lane) {
-    of_weights[0] += sums.c[lane];
-    of_weights[1] += sums.p[lane];
-    of_weights[2] += sums.f[lane];
-  }
-}
-
-// Calls f(sample, chunk, begin, end) for each chunk of each sample; [begin, end) indexes the flat [B, N].
+// Calls f(sample, item, begin, end) for each chunk, number `item` of all samples'; [begin, end) indexes the flat [B,
+// N].
 template <class F>
 void parallel_chunks(int64_t batch, int64_t count, const F& f) {
   const int64_t chunks = (count + kBalanceChunk - 1) / kBalanceChunk;
@@ -104,10 +71,19 @@ void parallel_chunks(int64_t batch, int64_t count, const F& f) {
 
 template <class T>
 void run(const Cpu&, const OpponentBalance<T>& call) {
+  using A = accumulate_t<T>;
   parallel_chunks(call.batch, call.count, [&](int64_t sample, int64_t, int64_t begin, int64_t end) {
-    const Balance<accumulate_t<T>> balance(call.weights + sample * call.weight_stride);
-    balance_chunk(call.entropy + begin, call.salience + begin, call.alignment + begin, call.out + begin, end - begin,
-                  balance, call.invert);
+    const Balance<A> balance(call.weights + sample * call.weight_stride);
+    if constexpr (std::is_same_v<T, A>)
+      return balance_block(call.entropy + begin, call.salience + begin, call.alignment + begin, call.out + begin,
+                           end - begin, balance, call.invert);
+    A e[kBlock], s[kBlock], a[kBlock];
+    for (int64_t i = begin; i < end; i += kBlock) {
+      const int64_t n = std::min(kBlock, end - i);
+      balance_block(accumulated(call.entropy + i, n, e), accumulated(call.salience + i, n, s),
+                    accumulated(call.alignment + i, n, a), e, n, balance, call.invert);
+      narrow(e, call.out + i, n);
+    }
   });
 }
 
@@ -116,13 +92,24 @@ void run(const Cpu&, const OpponentBalanceGrad<T>& call) {
   using A = accumulate_t<T>;
   const int64_t items = call.batch * call.chunks();
   std::vector<A> partial(call.grad_weights ? items * 3 : 0);
-  const auto from = [](auto* first, int64_t offset) { return first ? first + offset : nullptr; };
   parallel_chunks(call.batch, call.count, [&](int64_t sample, int64_t item, int64_t begin, int64_t end) {
     const Balance<A> balance(call.weights + sample * call.weight_stride);
-    balance_grad_chunk(call.grad + begin, call.entropy + begin, call.salience + begin, call.alignment + begin,
-                       from(call.grad_entropy, begin), from(call.grad_salience, begin),
-                       from(call.grad_alignment, begin), from(partial.data(), item * 3), end - begin, balance,
-                       call.invert);
+    PartialSums<A> sums;
+    A g[kBlock], e[kBlock], s[kBlock], a[kBlock], of_e[kBlock], of_s[kBlock], of_a[kBlock];
+    for (int64_t i = begin; i < end; i += kBlock) {
+      const int64_t n = std::min(kBlock, end - i);
+      balance_grad_block(accumulated(call.grad + i, n, g), accumulated(call.entropy + i, n, e),
+                         accumulated(call.salience + i, n, s), accumulated(call.alignment + i, n, a), of_e, of_s, of_a,
+                         sums, n, balance, call.invert);
+      if (call.grad_entropy) narrow(of_e, call.grad_entropy + i, n);
+      if (call.grad_salience) narrow(of_s, call.grad_salience + i, n);
+      if (call.grad_alignment) narrow(of_a, call.grad_alignment + i, n);
+    }
+    for (int64_t lane = 0; call.grad_weights && lane < kLanes; ++lane) {
+      partial[item * 3] += sums.c[lane];
+      partial[item * 3 + 1] += sums.p[lane];
+      partial[item * 3 + 2] += sums.f[lane];
+    }
   });
   if (!call.grad_weights) return;
   const int64_t rows = call.weight_stride ? call.batch : 1, per_row = items / rows;

@@ -42,42 +42,36 @@ void take_means(const A* sums, T* means, int64_t patches, int64_t patch_size) {
   }
 }
 
-// Rows [begin, end) of the batch's patches, one image's below the other's.
-template <class T>
-void statistics_rows(const T* rgb, T* colours, T* edges, int64_t height, int64_t width, int64_t patch_size,
-                     int64_t begin, int64_t end) {
-  using A = accumulate_t<T>;
-  const int64_t plane = height * width, rows = height / patch_size, columns = width / patch_size;
-  Rows<T> in(width);
-  RowRing<A> luma(width);
-  std::vector<A> buffer(4 * width);
-  const Sums<A> sums{&buffer[0], &buffer[width], &buffer[2 * width], &buffer[3 * width]};
-  slide_over_rows(
-      begin * patch_size, end * patch_size, height,
-      [&](int64_t b, int64_t y) {
-        luma_row(in.load(planes(rgb + 3 * b * plane + y * width, plane)), luma.row(y) + 1, width);
-        luma.close(y, 1);
-      },
-      [&](int64_t b, int64_t y) {
-        if (y % patch_size == 0) std::fill(buffer.begin(), buffer.end(), A(0));
-        add_row(in.load(planes(rgb + 3 * b * plane + y * width, plane)), luma.around(y, height), sums, width);
-        if ((y + 1) % patch_size != 0) return;
-        const int64_t row = y / patch_size, patches = rows * columns;
-        T* colour = colours + (3 * b * rows + row) * columns;
-        take_means(sums.lightness, colour, columns, patch_size);
-        take_means(sums.a, colour + patches, columns, patch_size);
-        take_means(sums.b, colour + 2 * patches, columns, patch_size);
-        take_means(sums.magnitude, edges + (b * rows + row) * columns, columns, patch_size);
-      });
-}
-
 }  // namespace
 
 template <class T>
 void run(const Cpu&, const TextureStatistics<T>& call) {
-  const int64_t bands = call.batch * (call.height / call.patch_size);
-  parallel_rows(bands, call.patch_size * call.width * 16, [&](int64_t begin, int64_t end) {
-    statistics_rows(call.rgb, call.colours, call.edges, call.height, call.width, call.patch_size, begin, end);
+  using A = accumulate_t<T>;
+  const int64_t height = call.height, width = call.width, plane = height * width, patch_size = call.patch_size;
+  const int64_t rows = height / patch_size, columns = width / patch_size, patches = rows * columns;
+  // Rows of the batch's patches, one image's below the other's.
+  parallel_rows(call.batch * rows, patch_size * width * 16, [&](int64_t begin, int64_t end) {
+    Rows<T> in(width);
+    RowRing<A> luma(width);
+    std::vector<A> buffer(4 * width);
+    const Sums<A> sums{&buffer[0], &buffer[width], &buffer[2 * width], &buffer[3 * width]};
+    slide_over_rows(
+        begin * patch_size, end * patch_size, height,
+        [&](int64_t b, int64_t y) {
+          luma_row(in.load(planes(call.rgb + 3 * b * plane + y * width, plane)), luma.row(y) + 1, width);
+          luma.close(y, 1);
+        },
+        [&](int64_t b, int64_t y) {
+          if (y % patch_size == 0) std::fill(buffer.begin(), buffer.end(), A(0));
+          add_row(in.load(planes(call.rgb + 3 * b * plane + y * width, plane)), luma.around(y, height), sums, width);
+          if ((y + 1) % patch_size != 0) return;
+          const int64_t row = y / patch_size;
+          T* colour = call.colours + (3 * b * rows + row) * columns;
+          take_means(sums.lightness, colour, columns, patch_size);
+          take_means(sums.a, colour + patches, columns, patch_size);
+          take_means(sums.b, colour + 2 * patches, columns, patch_size);
+          take_means(sums.magnitude, call.edges + (b * rows + row) * columns, columns, patch_size);
+        });
   });
 }
 
