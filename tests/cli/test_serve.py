@@ -102,7 +102,7 @@ def test_weights_where_a_package_is_wanted_are_called_weights(tmp_path: Path, ca
         code, _, err = commands.run(capsys, *arguments)
         assert code == 2
         assert f"{name}' is a checkpoint: it has weights, and not the model's code" in err
-        assert "`exportkit export path/file.py:Class --weights " in err
+        assert "`export` takes the code that makes the model: path/file.py:Class --weights " in err
 
 
 def test_an_unsigned_package_is_refused_by_a_key_and_by_a_policy(

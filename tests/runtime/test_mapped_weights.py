@@ -111,7 +111,9 @@ def test_a_package_that_gets_another_file_in_its_place_keeps_its_weights(tmp_pat
     assert mapped["a"].tolist() == [1, 2, 3]
 
 
-def test_a_closed_model_leaves_nothing_mapped(runtime: str) -> None:
+@pytest.mark.parametrize("runtime", ["cpp", "python"])
+def test_a_closed_model_leaves_nothing_mapped(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", runtime)
     path = artifact("weighted")
     for _ in range(3):
         with exportkit.load(path) as model:

@@ -44,7 +44,7 @@ def _weights_alone(path: Path) -> ModelNotFoundError:
                 hint = "Name the code that it was made of: path/file.py:Class, with --weights for its parameters."
                 return ModelNotFoundError(f"{str(path)!r} is TorchScript, which torch.export does not read", hint=hint)
     weights = shlex.quote(str(path.with_suffix(".safetensors")))
-    hint = f"Name the code that makes the model: `exportkit export path/file.py:Class --weights {weights}`."
+    hint = f"`export` takes the code that makes the model: path/file.py:Class --weights {weights}."
     if path.suffix != ".safetensors":
         hint += f" {to_safetensors(path)}"
     return ModelNotFoundError(f"{str(path)!r} is a checkpoint: it has weights, and not the model's code", hint=hint)
