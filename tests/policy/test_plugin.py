@@ -47,11 +47,3 @@ def test_no_source_of_the_reader_or_the_runtime_names_the_plugin() -> None:
     sources = [path for folder in ("package", "runtime") for path in (ROOT / "csrc" / folder).rglob("*.[ch]*")]
     assert len(sources) > 50
     assert [path for path in sources if any(name in path.read_text() for name in NAMES)] == []
-
-
-def test_what_the_policy_looks_for_is_found_where_it_is(tmp_path: Path) -> None:
-    example = tmp_path / "example.py"
-    example.write_text(
-        '"""About arr_coc."""\nfrom exportkit.arr_coc import ops\nif name.startswith("arr_coc::"): pass\n'
-    )
-    assert named_in_code(example) == ["exportkit.arr_coc", "arr_coc::"]

@@ -9,7 +9,7 @@ import torch
 
 from exportkit.support import PINNED_TORCH
 from tools.libraries.library import Library
-from tools.libraries.page import DOCUMENT, page
+from tools.libraries.page import DOCUMENT
 from tools.libraries.rows import ROWS
 from tools.libraries.steps import missing, tried
 
@@ -35,19 +35,6 @@ def test_each_row_has_its_own_name_with_the_version_that_pip_takes() -> None:
     for row in ROWS:
         name, _, version = row.name.partition(",")[0].rpartition(" ")
         assert row.distribution == f"{name}=={version}" or version in row.distribution
-
-
-def test_the_page_has_a_tick_or_the_number_of_a_sentence_for_each_step() -> None:
-    rows = (Library("good 1.0", "good==1.0", ROWS[0].spec, "good", ("cpu", "cuda"), "It needs none."),)
-    steps = {"list": {"ok": True, "said": "3 operators"}, "check": {"ok": False, "said": "crash, nan"}}
-    cpu = {"name": "good 1.0", "device": "cpu", "torch": "2.13.0+cpu", "steps": steps, "libraries": ["_C.so"]}
-    stale = {**cpu, "steps": {}}
-    exported = {"check": {"ok": False, "said": "It was late."}, "export": {"ok": True, "said": "9 bytes"}}
-    cuda = {**cpu, "device": "cuda", "torch": "2.13.0", "steps": exported}
-    text = page([stale, cpu, cuda], rows)
-    assert "|good 1.0 [1]|cpu|2.13.0|3|crash<br>nan||||||`_C.so`|" in text
-    assert "|good 1.0 [1]|cuda|2.13.0||2|✓|||||`_C.so`|" in text
-    assert text.endswith("\n\n1. It needs none.\n2. It was late.\n")
 
 
 def test_the_page_names_rows_of_the_table() -> None:

@@ -1,15 +1,9 @@
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from tests.bench.test_results import results, row
 from tools import results_tables
-
-
-def test_a_row_that_was_not_measured_is_an_error():
-    with pytest.raises(StopIteration):
-        results_tables.readme_section([results(row("op", eager=7.0))], [])
 
 
 @pytest.mark.slow
@@ -32,12 +26,6 @@ def test_runs_of_one_machine_become_one_with_the_newest_of_each_row():
     assert [(r.subject, r.time("exportkit").median) for r in found.rows] == [("a", 1.0), ("b", 2.0), ("c", 2.0)]
     assert found.created == new.created
     assert found.command.splitlines() == [old.command, new.command]
-
-
-def test_a_row_names_the_slowest_size_and_how_all_compare():
-    small, large = row("op", 1.0, eager=3.0), msgspec.structs.replace(row("op", 2.0, eager=2.5), size="9x9")
-    assert "| op, float32 | 9x9: 2.00 | 1.25x to 3.00x |" in results_tables.sizes_of_each([small, large])
-    assert "| op, float32 | 2x3: 1.00 | 3.00x |" in results_tables.sizes_of_each([small])
 
 
 def test_the_documents_have_the_numbers_of_the_committed_results():
