@@ -87,7 +87,8 @@ def test_requests_are_joined_and_a_wrong_one_fails_alone(triton: Triton, arr_coc
     asked = [picture(1 + number % 3, 4 + number % 2, 4) for number in range(48)]
     for number in range(0, 48, 3):
         asked[number]["image"] = asked[number]["image"][:, :, :40]
-    wanted = direct(arr_coc_package)
+    direct_call = direct(arr_coc_package)
+    wanted = [direct_call(inputs) if number % 3 else None for number, inputs in enumerate(asked)]
     before = triton.statistics(arr_coc)
     refused = []
 
@@ -95,14 +96,11 @@ def test_requests_are_joined_and_a_wrong_one_fails_alone(triton: Triton, arr_coc
         with tritonclient.http.InferenceServerClient(f"127.0.0.1:{triton.http_port}") as client:
             for number in range(thread, 48, 8):
                 if number % 3:
-                    assert same(infer(client, arr_coc, asked[number]), wanted(asked[number]))
+                    assert same(infer(client, arr_coc, asked[number]), wanted[number])
                     continue
                 with pytest.raises(InferenceServerException, match=r"InputError: .*image") as error:
                     infer(client, arr_coc, asked[number])
                 refused.append(error.value.status())
-
-    in_threads(8, work)
-    assert refused == ["400"] * 16
 
     def more(*path: str) -> int:
         one, other = before, triton.statistics(arr_coc)
@@ -110,15 +108,20 @@ def test_requests_are_joined_and_a_wrong_one_fails_alone(triton: Triton, arr_coc
             one, other = one.get(key, {}), other[key]
         return int(other) - int(one or 0)
 
-    end = time.monotonic() + 30
-    while more("inference_stats", "success", "count") < 32 and time.monotonic() < end:
-        time.sleep(0.05)  # Triton counts a request after it has answered
     answered = [inputs for number, inputs in enumerate(asked) if number % 3]
-    assert more("inference_count") == sum(len(inputs["image"]) for inputs in answered)
-    assert more("inference_stats", "success", "count") == len(answered)
-    assert more("inference_stats", "fail", "count") == 16
-    assert more("execution_count") < len(answered)
-    assert triton.metric("nv_inference_request_failure", arr_coc, reason="BACKEND") == 16
+    for times in range(1, 11):  # on a busy machine, no two may be there at one time
+        in_threads(8, work)
+        end = time.monotonic() + 30
+        while more("inference_stats", "success", "count") < times * len(answered) and time.monotonic() < end:
+            time.sleep(0.05)  # Triton counts a request after it has answered
+        if more("execution_count") < times * len(answered):
+            break
+    assert refused == ["400"] * 16 * times
+    assert more("inference_count") == times * sum(len(inputs["image"]) for inputs in answered)
+    assert more("inference_stats", "success", "count") == times * len(answered)
+    assert more("inference_stats", "fail", "count") == 16 * times
+    assert more("execution_count") < times * len(answered)
+    assert triton.metric("nv_inference_request_failure", arr_coc, reason="BACKEND") == 16 * times
     for part in ("compute_input", "compute_infer", "compute_output"):
         assert 0 < more("inference_stats", part, "ns") < 100e9
     assert more("inference_stats", "compute_infer", "ns") > more("inference_stats", "compute_output", "ns")
