@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.torch_version import TorchVersion
 
 from exportkit.errors import HostError, UsageError
 from exportkit.libraries import LIBRARY_DIR
@@ -23,6 +24,7 @@ from exportkit.runtime.cache import Entry, callers_level
 from exportkit.runtime.graphs import GraphUse
 from exportkit.runtime.requests import Answers, TriedRows
 from exportkit.runtime.targets import Choice
+from exportkit.support import OLDEST_TORCH
 
 _NAME = "libexportkit_runtime.so"
 
@@ -153,9 +155,13 @@ def use_native() -> bool:
 
 
 def say_what_is_lost() -> None:
-    """Warns that torch's own binding runs packages, if nobody chose it. A process says so once."""
+    """Warns that torch's own binding runs packages, if nobody chose it. A process says so once.
+
+    Nothing is said where torch is too old: no package loads then, and the error says why.
+    """
     reason = why_unusable()
-    if reason and os.environ.get("EXPORTKIT_RUNTIME") != "python":
+    old = TorchVersion(str(torch.__version__)) < OLDEST_TORCH
+    if reason and not old and os.environ.get("EXPORTKIT_RUNTIME") != "python":
         _warn(reason)
 
 

@@ -43,4 +43,4 @@ def test_a_module_is_verified_or_refused_as_it_says(
         report = verify(path, CASES)
         assert report.exit_code == 0, report.failure
         varies = "--dynamic" in entry.arguments or entry.arguments[0].endswith(".make")
-        assert len(report.checks) == (4 if varies else 1)
+        assert len(report.checks) >= 4 if varies else len(report.checks) == 1  # more on both sides of a condition

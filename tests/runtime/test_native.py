@@ -73,6 +73,9 @@ def test_where_it_is_missing_or_does_not_load_python_takes_its_place(tiny_packag
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         exportkit.load(tiny_package).close()
+        monkeypatch.setenv("EXPORTKIT_RUNTIME", "auto")
+        monkeypatch.setattr(torch, "__version__", "2.10.0")  # which loads no package, and the error says so
+        native.say_what_is_lost()
     monkeypatch.setenv("EXPORTKIT_RUNTIME", "cpp")
     with pytest.raises(
         HostError, match=r"EXPORTKIT_RUNTIME is cpp, and .*(does not exist|invalid ELF).*(?s:.*)make build"
