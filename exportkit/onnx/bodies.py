@@ -96,8 +96,7 @@ def _traced(function: Callable[..., list[torch.Tensor]], call: CustomCall, *, pr
         # Tracing the program again left sizes that depend on data there, and torch would look for them in this graph.
         mode.shape_env.pending_fresh_unbacked_symbols.clear()
     with mode, enable_python_dispatcher(), torch.no_grad():
-        traced = make_fx(function, tracing_mode="real", pre_dispatch=pre_dispatch, record_stack_traces=True)
-        return traced(*call.tensors, *call.sizes)
+        return make_fx(function, tracing_mode="real", pre_dispatch=pre_dispatch)(*call.tensors, *call.sizes)
 
 
 def _argument(node: Node) -> TensorArgument | SymIntArgument:

@@ -148,7 +148,7 @@ class _Conversion:
         self._within.append(call.name)
 
         def refused(error: Exception) -> ExportError:
-            return refused_body(error, call)
+            return refused_body(error, call, decomposition)
 
         try:
             body = traced_body(call, decomposition, program.range_constraints)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
 from exportkit.errors import ExportError
-from exportkit.export.models.source_lines import where_traced
+from exportkit.export.models.source_lines import where_now, where_traced
+from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
 from exportkit.export.trace.hop_subgraphs import flow_nodes
+from exportkit.onnx.bodies import Decomposition
 from exportkit.onnx.corrections import NotTranslatedError
 from exportkit.onnx.placeholders import CustomCall
 
@@ -63,10 +66,10 @@ def _instead(node: torch.fx.Node | None) -> str:
     return _INSTEAD.get(target.name(), "") if isinstance(target, HigherOrderOperator) else ""
 
 
-def refused_body(error: Exception, call: CustomCall) -> ExportError:
+def refused_body(error: Exception, call: CustomCall, decomposition: Decomposition) -> ExportError:
     """Returns the error to raise where a decomposition cannot be traced, or torch.onnx refused it."""
     node = _node(error)
-    place = where_traced(node) if node is not None else ""
+    place = _line_of(node.target, call, decomposition) if node is not None else ""
     return ExportError(
         f"the decomposition of {call.name} cannot become ONNX{' at ' + place if place else ''}: "
         f"{_problem(error, node)}",
@@ -102,3 +105,26 @@ def _node(error: BaseException) -> torch.fx.Node | None:
                 return node
             trace = trace.tb_next
     return None
+
+
+class _Finder(OperatorMode):
+    def __init__(self, wanted: object) -> None:
+        super().__init__()
+        self._wanted = wanted
+        self.line = ""
+
+    def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func == self._wanted and not self.line:
+            self.line = where_now()
+        return func(*args, **kwargs)
+
+
+def _line_of(target: object, call: CustomCall, decomposition: Decomposition) -> str:
+    """Returns the line of a decomposition that calls an operator, or ""."""
+    with call.fake_mode, watched_by(_Finder(target)) as finder:
+        try:
+            call.run(decomposition, call.tensors, call.sizes)
+        except Exception:
+            # What it raises was said before, or does not matter here.
+            return finder.line
+    return finder.line
