@@ -27,5 +27,5 @@ class Rounded(torch.nn.Module):
 
 
 def rounded() -> ExportSpec:
-    """A model that is wrong without a hook."""
+    """A model whose integers rounding decides."""
     return ExportSpec(Rounded(), (torch.arange(3000.0).reshape(3, 1000) - 1500,))

@@ -53,13 +53,13 @@ def test_wrong_code_is_repaired_at_its_node(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_a_conversion_that_is_wrong_leaves_what_it_converts(tmp_path: Path) -> None:
-    """torch computes float16 in float32, and makes integers of what was not rounded."""
+def test_what_cannot_be_judged_is_not_repaired(tmp_path: Path) -> None:
+    """torch computes float16 in float32, and eager with other rounding makes other integers by as much."""
     out = tmp_path / "rounded.pt2"
     assert main(["export", f"{MODELS}:rounded", "-o", str(out), "--repair", "--cases", "1"]) == 0
     with PackageReader(out) as reader:
         remembered = compiled_with(reader, reader.manifest.targets[0])
-    assert remembered == GivenOptions({}, ("aten.mul.Tensor@mul",))
+    assert remembered == GivenOptions({}, ())
 
 
 def _refusing(monkeypatch: pytest.MonkeyPatch, kind: type[ExportError], message: str) -> list[tuple[str, ...]]:
