@@ -65,8 +65,8 @@ std::string_view temporary_prefix(std::string_view name) {
   return name.substr(0, name.size() - 1 - kRandomDigits - kSuffix.size());
 }
 
-// These avoid std::filesystem's iterators and remove_all: libtorch exports those of an older libstdc++, which crash
-// with a newer one.
+// libtorch exports an older libstdc++'s iterators and remove_all of std::filesystem, which crash with a newer one.
+// These functions use neither.
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> names;
   const std::unique_ptr<DIR, int (*)(DIR*)> entries(opendir(folder.c_str()), closedir);
