@@ -241,11 +241,10 @@ def print_report(report: Report, *, written: bool = True) -> None:
         _print_failure(report, report.failure, written)
         return
     calls, beside = (sum(getattr(check, kind) for check in report.checks) for kind in ("calls", "beside"))
-    if beside:
-        click.echo(f"  {beside} calls with edge values or in other layouts agree")
+    edge = f" and {beside} edge case{'s' * (beside > 1)}" if beside else ""
     ran = sum(target.left_out is None for target in report.targets)
     of = f"; {ran} of {len(report.targets)} targets were run" if len(report.targets) > 1 else ""
-    click.echo(f"ok: {calls} calls agree{of}{_not_compared(report)}")
+    click.echo(f"ok: {calls} calls{edge} agree{of}{_not_compared(report)}")
 
 
 def _not_compared(report: Report) -> str:

@@ -68,6 +68,8 @@ def lines(text: str) -> str:
         (["torch 2.13.0+cpu"], ["torch 2.11.0+cu130"], True),
         (["a    b"], ["a b"], True),
         (["ok: 4 calls agree"], ["ok: 3 calls agree"], False),
+        (["ok: 4 calls and 16 edge cases agree"], ["ok: 4 calls and 15 edge cases agree"], True),
+        (["ok: 4 calls and 16 edge cases agree"], ["ok: 4 calls agree"], False),
         (["a"], ["a", "b"], False),
         (["a", "b"], ["a"], False),
         (["a", "..."], ["a", "b", "c"], True),
