@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -127,8 +128,8 @@ def test_steps_of_sessions_run_together_as_alone(tmp_path):
 def test_a_gpu_answers_together_as_alone(isolate):
     requests = [[torch.randn(rows, 16)] for rows in (3, 1, 2)]
     with exportkit.load(artifact("weighted-cuda"), "cuda", isolate=isolate) as model:
-        model.use_own_stream()
-        (output,) = model.run_requests(requests, [0]).outputs
+        with ThreadPoolExecutor(1, initializer=model.use_own_stream) as runner:
+            (output,) = runner.submit(model.run_requests, requests, [0]).result().outputs
         assert output.device.type == "cpu"
         alone = [model(inputs.cuda()).cpu() for (inputs,) in requests]
     torch.testing.assert_close(output, torch.cat(alone))

@@ -124,14 +124,16 @@ def met_by_others(trial: Trial, call: Sample, seconds: float = 0.0) -> Problem |
 
 
 def _at_once(trial: Trial, calls: list[Sample], burst: int) -> list[list[list[Tensor] | Exception]]:
-    """Returns what each thread gets that makes its call again and again."""
+    """Returns what each thread gets that makes its call again and again, on a CUDA device on a stream of its own."""
     answers: list[list[list[Tensor] | Exception]] = [[] for _ in calls]
     start = threading.Barrier(len(calls))
+    caller = torch.cuda.current_stream(calls[0].device) if calls[0].device.type == "cuda" else None
 
     def work(which: int) -> None:
         start.wait()
         try:
-            answers[which] += [trial.used_up(own) for own in copies[which]]
+            with _beside(caller):
+                answers[which] += [trial.used_up(own) for own in copies[which]]
         except Exception as error:
             answers[which].append(error)
 
@@ -142,6 +144,21 @@ def _at_once(trial: Trial, calls: list[Sample], burst: int) -> list[list[list[Te
     for worker in workers:
         worker.join()
     return answers
+
+
+@contextmanager
+def _beside(caller: torch.cuda.Stream | None) -> Iterator[None]:
+    """Launches on another stream, as a server's threads do; what the caller launches later waits for it."""
+    if caller is None:
+        yield
+        return
+    own = torch.cuda.Stream(caller.device)
+    own.wait_stream(caller)
+    try:
+        with torch.cuda.stream(own):
+            yield
+    finally:
+        caller.wait_stream(own)
 
 
 def _said(answer: list[Tensor] | Exception, expected: list[Tensor] | Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -211,3 +212,27 @@ def test_a_kernel_that_records_a_gradient_is_one_finding_with_advice():
 def test_a_tolerance_of_integers_counts(atol: float, said: str | None) -> None:
     actual, expected = torch.tensor([0, 64, 200], dtype=torch.uint8), torch.tensor([0, 63, 200], dtype=torch.uint8)
     assert difference(actual, expected, 0.0, atol) == said
+
+
+@pytest.mark.cuda
+def test_threads_launch_on_streams_of_their_own():
+    """A lock orders what threads launch, and not what streams run."""
+    lock, shared = threading.Lock(), torch.empty(1000, device="cuda")
+
+    def late(x: torch.Tensor) -> torch.Tensor:
+        torch.cuda._sleep(100_000)  # cycles: a comparison that does not wait is too early
+        return x * 2
+
+    def through_a_buffer(x: torch.Tensor) -> torch.Tensor:
+        with lock:
+            shared[: x.numel()] = x.flatten()
+            return late(shared[: x.numel()]).view(x.shape)
+
+    calls = (Sample("7 rows", (torch.randn(7, 5, device="cuda"),)),)
+    right, wrong = (
+        Subject(operator(function.__name__, function, torch.empty_like, key="CUDA"), calls)
+        for function in (late, through_a_buffer)
+    )
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert not check_operator(right, ["threads"]).findings
+    assert [finding.check for finding in check_operator(wrong, ["threads"]).findings] == ["threads"]
