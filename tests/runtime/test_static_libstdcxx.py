@@ -81,7 +81,7 @@ def test_it_loads_beside_a_model_that_is_not(static_package, tiny_package):
 def test_export_refuses_what_such_a_compiler_made(static_files):
     library = next(file for name, file in static_files.items() if name.endswith(".so"))
     with pytest.raises(CompilerError, match="would crash in std::regex") as error:
-        aot_inductor._target(torch.device("cpu"), "x86-64-v3", False, [library])
+        aot_inductor._target(torch.device("cpu"), "x86-64-v3", False, [library], needs=[])
     assert "CXX=" in (error.value.hint or "")
 
 
@@ -89,7 +89,7 @@ def test_doctor_finds_such_a_compiler(monkeypatch):
     """By what it makes of a probe, wherever it is found."""
     monkeypatch.setattr(usable_compiler.shutil, "which", lambda name, **_: str(COMPILER) if "g++" in name else None)
     monkeypatch.delenv("CXX", raising=False)
-    finding = doctor._compiler()
+    finding = doctor._looked("compiler", doctor._compiler)
     assert not finding.ok
     assert f"{COMPILER}: it links libstdc++ statically" in finding.detail
     assert finding.hint

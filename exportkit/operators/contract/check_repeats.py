@@ -99,7 +99,7 @@ _SHOWN = (
     unless=("determinism", "mutation", "kept-inputs"),
 )
 def threads(trial: Trial, call: Sample) -> Problem | None:
-    """Calls from several threads at once, on different inputs, answer as alone."""
+    """Calls from several threads at once, on different inputs and CUDA streams, answer as alone."""
     if not 0 < call.elements <= _THREAD_ELEMENTS:
         raise NotApplicable("the call is empty, or large")
     return met_by_others(trial, call)
