@@ -184,7 +184,7 @@ class Search:
             elif argument.kind == "float":
                 others += [0.1, 2.0]
             elif argument.kind in ("int", "SymInt", "number"):
-                others += [2, 3, *(size for shape in shapes for size in shape if size > 1)]
+                others += [2, *(size for shape in shapes for size in shape if size > 1), 3]  # 3 of 4 leaves a tail
             yield [_replaced(form, index, other) for other in others if other != value]
 
     def _try_together(self, form: Form) -> None:

@@ -354,10 +354,12 @@ _PLACES = ("Device", "Layout", "MemoryFormat", "Generator")  # there is mostly o
 
 
 def never_tried(operator: OpOverload, calls: Sequence[Sample], report: OperatorReport) -> tuple[str, ...]:
-    """Says which arguments were never given or had one value in all calls, and why gradients were not checked."""
+    """Says which arguments had one value in all calls, and why values and gradients were not checked."""
     bound = [bound_arguments(operator, call.args, call.kwargs) for call in calls]
     arguments = [a for a in arguments_of(operator._schema) if a.kind not in _PLACES]
     said = [text for a in arguments for text in _said(a, [values[a.name] for values in bound])]
+    if "reference" in report.skipped and "own-float64" in report.skipped:
+        said.append(f"values not compared: {report.skipped['reference']}")
     gradient = report.skipped.get("gradcheck")
     if gradient is not None and gradient_of(report.operator) and "gradient-reference" not in report.passed:
         said.append(f"gradient not checked: {gradient}")

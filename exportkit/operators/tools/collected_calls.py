@@ -163,12 +163,16 @@ class Collector:
                     kept.append(other)
 
     def _variations(self, calls: Sequence[Sample]) -> Iterator[Sample]:
-        """Yields the first call's variations first, since it is the simplest."""
-        for call in calls[:3] if self.vary else ():
-            if call.tensors:
-                yield from (other for other in in_dtypes(call, self.dtypes) if other is not call)
-                yield from at_sizes(call)
-                yield from in_other_integers(call)
+        """Yields the first call's variations first, since it is the simplest, then the others at a large size."""
+        calls = [call for call in calls if call.tensors] if self.vary else []
+        sizes = [at_sizes(call) for call in calls]
+        for call, resized in list(zip(calls, sizes))[:3]:
+            yield from (other for other in in_dtypes(call, self.dtypes) if other is not call)
+            yield from resized
+            yield from in_other_integers(call)
+            if call is calls[0]:
+                for others in sizes[1:]:
+                    yield from itertools.islice(others, 1)
 
 
 def _writable(call: Sample) -> Sample:

@@ -14,6 +14,7 @@ from exportkit.operators.contract.resizing import with_sizes
 from exportkit.operators.contract.sample import Sample
 from exportkit.operators.tools.call_search import StopSearch, search_calls
 from exportkit.operators.tools.collected_calls import (
+    Collector,
     at_sizes,
     code_in_memory,
     in_dtypes,
@@ -21,6 +22,7 @@ from exportkit.operators.tools.collected_calls import (
     watched_calls,
 )
 from exportkit.operators.tools.forms import arguments_of, draw, tensor_forms
+from exportkit.operators.tools.journal import Journal
 
 CPU = torch.device("cpu")
 PICKY = torch._C.parse_schema("t::picky(Tensor x, Tensor? weight, Tensor indices, SymInt k, bool flag=False) -> Tensor")
@@ -107,6 +109,19 @@ def test_optional_arguments_that_are_taken_only_together_are_given_together():
 
     schema = torch._C.parse_schema("t::f(Tensor x, Tensor? a, Tensor? b) -> Tensor")
     assert any(None not in form for form in search_calls(schema, attempt, CPU, 0).valid)
+
+
+def test_some_call_has_a_long_tail_after_its_last_group(tmp_path):
+    @torch.library.custom_op("tails::grouped", mutates_args=())
+    def grouped(x: torch.Tensor, group: int) -> torch.Tensor:
+        return x.clone()
+
+    journal = Journal(tmp_path / "journal", timeout=60.0)
+    found = Collector("drawn", grouped._opoverload, journal, [CPU], [torch.float32], [], seed=0, most=24)
+    found.drawn()
+    assert any(
+        x.shape[-1] > 100 and x.shape[-1] % group > 1 for x, group in (call.args for call in found.calls) if x.dim()
+    )
 
 
 def test_a_search_is_bounded_and_says_what_was_tried():

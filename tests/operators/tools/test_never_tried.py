@@ -33,6 +33,13 @@ def test_the_reason_is_given_why_a_gradient_was_not_checked():
     assert said(torch.ops.without_gradient.op.default, call, gradcheck=reason) == ()
 
 
+def test_it_is_said_where_nothing_judged_the_values():
+    call, why = Sample("", (torch.ones(3),)), "no reference is given"
+    skipped = {"reference": why, "own-float64": "no call has a float64 dtype"}
+    assert said(torch.ops.aten.sin.default, call, **skipped) == (f"values not compared: {why}",)
+    assert said(torch.ops.aten.sin.default, call, passed=("own-float64",), reference=why) == ()
+
+
 def test_the_text_says_it_last(capsys, ops):
     arguments = ["check", str(INJECTED), "--operator", "unheard", "--only", "fake-dtype"]
     assert main(["ops", *arguments]) == 0
