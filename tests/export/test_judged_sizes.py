@@ -253,6 +253,7 @@ def test_ways_that_no_program_takes_both_are_refused(
         (lambda x: x * 2 if x.shape[1] // 2 == 1 else x, "(x:1//2) != 1", "'x:1=n[4:100]'"),
         (lambda x: halves(x) if x.shape[0] < 5 else x, "x:0 < 5", "'x:0=batch[1:4]'"),
         (lambda x: x * 2 if x.shape[1] // 2 <= 20 else x, "((x:1//2)) <= 20", "'x:1=n[2:41]'"),
+        (lambda x: x.reshape(2, x.shape[1], 8), "x:0 == 2", "x:0=2"),
         (lambda x: x * 2 if x.shape[0] * x.shape[1] <= 100 else x, "x:1*x:0 <= 100", ""),
     ],
 )

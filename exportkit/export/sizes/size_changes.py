@@ -111,6 +111,8 @@ class _Edit:
         before, after = fails[fails < at], fails[fails > at]
         low = first + start + step * (int(before[-1]) + 1) if len(before) else low
         high = first + start + step * (int(after[0]) - 1) if len(after) else high
+        if high == least:  # nothing speaks for those below, which no condition is about
+            low = high
         self.ranges[name] = (low, high)
         if low == high:
             self.places = {place: size for place, size in self.places.items() if size.dimension != name}

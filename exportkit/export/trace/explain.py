@@ -59,6 +59,8 @@ def explained_with_changes(
     )
     if changes:
         hint = f"Write {advice(changes)}. The model traces with it."
+        if any(change.after.isdecimal() for change in changes):
+            hint += " For a size that varies, change that line, or fake kernel: int(n) and len(x) make a size a number."
     return ExportError(message, hint=hint), changes
 
 
