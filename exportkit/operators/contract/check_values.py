@@ -17,16 +17,24 @@ from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.operator_spec import default_tolerance
-from exportkit.operators.contract.operator_trial import NotApplicable, Trial, is_out_of_memory
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line, is_out_of_memory
 from exportkit.operators.contract.resizing import grown, resized
 from exportkit.operators.contract.sample import Sample, upcast
 
 
 def reference_of(trial: Trial) -> Callable[..., Any]:
-    """Returns the reference. Raises NotApplicable if there is none."""
-    if trial.subject.reference is None:
+    """Returns the reference, whose errors say that they are its own. Raises NotApplicable if there is none."""
+    reference = trial.subject.reference
+    if reference is None:
         raise NotApplicable("no reference is given")
-    return trial.subject.reference
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return reference(*args, **kwargs)
+        except Exception as error:
+            raise RuntimeError(f"the reference raises {first_line(error)}") from error
+
+    return called
 
 
 def tolerance(trial: Trial, dtype: torch.dtype) -> tuple[float, float]:
@@ -288,7 +296,7 @@ def _laundered(trial: Trial, call: Sample, poisoned: Sample, number: int, where:
     """Says where an output should not be finite and is."""
     actual = trial.varied_answer(poisoned, f"{value} in an argument")
     if trial.subject.reference is not None:
-        expected, what = trial.varied_answer(poisoned, f"{value}", trial.subject.reference), "the reference"
+        expected, what = trial.varied_answer(poisoned, f"{value}", reference_of(trial)), "the reference"
     elif (wide := _in_float64(trial, poisoned)) is not None:
         expected, what = wide, "the kernel in float64"
     elif value == value:

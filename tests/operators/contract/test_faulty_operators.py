@@ -50,6 +50,12 @@ def test_without_a_reference_laundered_nan_is_doubtful_and_found_by_its_influenc
     assert "other numbers in its place show in output 0" in finding.message
 
 
+def test_an_error_of_the_reference_is_said_to_be_its_own():
+    subject = dataclasses.replace(HONEST["double"], reference=lambda x: x[1 // 0])
+    (finding,) = check_operator(subject, ["reference"]).findings
+    assert "the reference raises ZeroDivisionError: " in finding.message
+
+
 def test_a_check_that_does_not_exist_is_refused_with_those_that_do():
     with pytest.raises(UsageError, match=r"(?s)no checks colour.*determinism"):
         check_operator(HONEST["double"], ["colour"])
