@@ -85,7 +85,12 @@ def _explained(error: Exception, model: torch.nn.Module) -> ExportError:
     if isinstance(error, ControlFlowError) and isinstance(error.error, GuardOnDataDependentSymNode):
         error = error.error
     if isinstance(error, GuardOnDataDependentSymNode):
-        return _depends_on_values(error, place)
+        refused = _depends_on_values(error, place)
+        if any(type(module).__module__.startswith("torchvision.models.detection.") for module in model.modules()):
+            return ExportError(
+                refused.message, hint="Choose boxes in tensors, as docs/own-models.md does for detectors."
+            )
+        return refused
     if isinstance(error, ControlFlowError):
         loop = error.operator.removesuffix("_impl").replace("cond", "torch.cond")
         return ExportError(f"{loop} cannot be traced{at}: {_reason(error.error)}", hint=_FLOW)
