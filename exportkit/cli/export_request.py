@@ -99,9 +99,11 @@ class ExportRequest:
                 "--cpu-isa, --cuda-arch, --inductor-config, --eager-kernel, --embed-weights and --no-cache are for "
                 "--format aoti: other formats are not compiled."
             )
-        other = ".onnx" if self.output_format != "onnx" else ".pt2"
+        other, makes = (".pt2", "aoti or program") if self.output_format == "onnx" else (".onnx", "onnx")
         if self.output is not None and self.output.suffix == other:
-            raise click.UsageError(f"--format {self.output_format} writes no {other}: give another name with -o.")
+            raise click.UsageError(
+                f"--format {self.output_format} writes no {other}: give --format {makes}, or another name with -o."
+            )
         if self.repair and (not compiled or self.draft or self.apply_suggested_fixes):
             raise click.UsageError("--repair is for --format aoti, without --draft and --apply-suggested-fixes.")
 

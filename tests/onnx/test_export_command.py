@@ -54,7 +54,7 @@ def test_the_model_is_written_and_verifies(net: list[str], capsys: pytest.Captur
         (["--format", "onnx", "--opset", "24"], "opset 24 is not supported: it must be 18 to 23"),
         (["--format", "onnx", "--cpu-isa", "x86-64-v3"], "are for --format aoti"),
         (["--format", "program", "--onnx-inline"], "--onnx-inline and --decomposition are for --format onnx"),
-        (["--format", "program"], "--format program writes no .onnx: give another name with -o"),
+        (["--format", "program"], "--format program writes no .onnx: give --format onnx, or another name with -o"),
         (["--opset", "18"], "are for --format onnx"),
         (["--format", "onnx", "--decomposition", "muladd=net:f"], "is not NS::OP=MODULE:FUNCTION"),
         (["--format", "onnx", *2 * ["--decomposition", "a::b=c:d"]], "a::b is given twice"),

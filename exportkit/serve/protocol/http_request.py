@@ -220,7 +220,11 @@ def _take_inputs(
         spec = _spec(tensor)
         room -= spec.size
         if room < 0:
-            raise TooLargeError(f"the inputs have more than {max_bytes} bytes, which no request of this model needs")
+            raise TooLargeError(
+                f"the inputs have more than {max_bytes} bytes with {shown(spec.name)} of shape {list(spec.shape)}, which "
+                "are those of the largest request of this model",
+                hint="Send fewer rows at a time; `exportkit inspect` of the package says which sizes it takes.",
+            )
         if not _is_missing(tensor.data):
             inputs.append(spec.of_json(memoryview(tensor.data)))
         elif spec.size > section.nbytes - start:
