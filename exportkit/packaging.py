@@ -84,9 +84,10 @@ def build_package(
         PackageError: An artifact is bad or lacks a required signature, or no library defines an operator.
         PolicyError: A policy of this machine cannot be read or trusted.
     """
-    check_writable(output, sum(artifact.stat().st_size for artifact in artifacts))
-    _refuse_old_signatures(output, options.sign_key)
     trust, eager = options.verification.trust, options.verification.eager
+    read = [weights, *eager.op_libraries, *options.attestations]
+    check_writable(output, sum(artifact.stat().st_size for artifact in artifacts), read)
+    _refuse_old_signatures(output, options.sign_key)
     if trust.signature is not None and len(artifacts) > 1:
         raise UsageError(
             "one signature file was given for several artifacts", hint="Put each signature beside its artifact."

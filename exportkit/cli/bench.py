@@ -125,7 +125,7 @@ def command(
     exportkit bench ops --candidate scale.so --reference my::scale=reference.py:scale --calls my::scale=sizes.py:calls
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     for file in filter(None, (output, plot)):
-        check_writable(file)
+        check_writable(file, read=[*what, candidate, options["onnx"]])
     packages = [Path(name) for name in what if name.endswith(".pt2")]
     if models := [name for name in what if name.endswith(".onnx")]:
         raise click.UsageError(f"{models[0]} is timed beside a package: exportkit bench PACKAGE.pt2 --onnx {models[0]}")
@@ -133,6 +133,8 @@ def command(
         raise click.UsageError("operators and packages cannot be timed together; run bench once for each.")
     if candidate is None and (references or calls):
         raise click.UsageError("--reference and --calls are for --candidate.")
+    if _OPERATORS in what and len(what) > 1:
+        raise click.UsageError(f"`{_OPERATORS}` stands for every operator: give it alone, or the names without it.")
     if candidate is not None and what != (_OPERATORS,):
         raise click.UsageError("--candidate is timed by `exportkit bench ops --candidate LIBRARY`.")
     # torch's profiler, which counts memory, prints a line to stderr when it starts.

@@ -90,7 +90,7 @@ class ExportRequest:
         check_model_name(self.model)
         check_texts(self.trace.dynamic, self.trace.ranges, self.inputs, self.trace.dtype)
         if self.output is not None:
-            check_writable(self.output)
+            check_writable(self.output, read=[self.model.partition(":")[0], self.weights, *self.op_libraries])
 
     def _check_compiling(self) -> None:
         compiled = self.output_format == "aoti"

@@ -47,13 +47,15 @@ def command(artifact: Path, trust: Trust, sbom: Path | None, report: Path | None
     from exportkit.cli.page import check_page, write_page
     from exportkit.inspect.sections import sections
     from exportkit.onnx.files import open_artifact
+    from exportkit.package.atomic import check_writable, write_whole
 
     if report is not None:
         check_page(report, artifact)
+    if sbom is not None:
+        check_writable(sbom, read=[artifact])
     with open_artifact(artifact, demand=trust.demand() if trust != Trust() else None) as reader:
         written = {}
         if sbom is not None:
-            from exportkit.package.atomic import write_whole
             from exportkit.package.sbom import package_sbom
 
             write_whole(sbom, package_sbom(reader))

@@ -168,7 +168,9 @@ def _judged(source: OperatorSource, options: CheckOptions, statement_file: Path,
 
     if source.kind == "model" or not options.references:
         raise click.UsageError("--candidate needs a library, and --reference for each operator to judge.")
-    check_writable(statement_file)
+    functions = [*options.references.values(), *options.calls.values()]
+    read = [source.text, *options.libraries, *(function.rpartition(":")[0] for function in functions)]
+    check_writable(statement_file, read=read)
     given = seed_given()
     with progress() as step:
         step("hashing the kernel's files")

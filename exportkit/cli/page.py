@@ -53,9 +53,7 @@ def check_page(path: Path, artifact: Path) -> None:
     """Refuses a page that could not be written, before the work on it."""
     if path.suffix != ".html":
         raise click.UsageError(f"--report {path}: give a file that ends in .html.")
-    if path.exists() and path.samefile(artifact):
-        raise click.UsageError(f"--report {path}: the page would replace the artifact.")
-    check_writable(path)
+    check_writable(path, read=[artifact])
 
 
 def write_page(

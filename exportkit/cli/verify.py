@@ -241,10 +241,11 @@ def print_report(report: Report, *, written: bool = True) -> None:
         _print_failure(report, report.failure, written)
         return
     calls, beside = (sum(getattr(check, kind) for check in report.checks) for kind in ("calls", "beside"))
-    edge = f" and {beside} edge case{'s' * (beside > 1)}" if beside else ""
+    regular = f"{calls} call{'s' * (calls != 1)}"
+    agree = f" and {beside} edge case{'s' * (beside > 1)} agree" if beside else f" agree{'s' * (calls == 1)}"
     ran = sum(target.left_out is None for target in report.targets)
     of = f"; {ran} of {len(report.targets)} targets were run" if len(report.targets) > 1 else ""
-    click.echo(f"ok: {calls} calls{edge} agree{of}{_not_compared(report)}")
+    click.echo(f"ok: {regular}{agree}{of}{_not_compared(report)}")
 
 
 def _not_compared(report: Report) -> str:

@@ -11,7 +11,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from exportkit.errors import UsageError
@@ -53,16 +53,19 @@ def temporary_folder(parent: Path | None, prefix: str) -> Iterator[Path]:
         core.library().ek_folder_close(folder)
 
 
-def check_writable(path: Path, size: int = 0) -> None:
+def check_writable(path: Path, size: int = 0, read: Iterable[Path | str | None] = ()) -> None:
     """Checks that a file can be written, before the work on its content.
 
     Args:
         path: The file.
         size: The bytes that it will have at least.
+        read: Files that are read for it, which it must not replace; names of other things are no matter.
 
     Raises:
-        UsageError: The folder does not exist, is not writable, or is on a disk that has no room.
+        UsageError: The folder does not exist, is not writable, or is on a disk that has no room; or the file is read.
     """
+    if path.exists() and any(given and os.path.exists(given) and path.samefile(given) for given in read):
+        raise UsageError(f"cannot write {path}: it would replace what is read", hint="Give another name.")
     if not path.parent.is_dir():
         raise UsageError(
             f"cannot write {path}: there is no folder {path.parent}",

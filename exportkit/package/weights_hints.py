@@ -21,12 +21,17 @@ def to_safetensors(path: Path) -> str:
         start = b""
     if not start.startswith(_STARTS):
         return "Write it with safetensors.torch.save_file(model.state_dict(), path)."
-    return "torch.save wrote it. Convert the state_dict in it: " + _python(
-        "import sys, torch; from safetensors.torch import save_file; "
-        "found = torch.load(sys.argv[1], weights_only=True); "
-        "save_file(found.get('state_dict', found.get('model_state_dict', found)), sys.argv[2])",
-        path,
-        path.with_suffix(".safetensors"),
+    # Clones, because safetensors refuses weights that share their memory.
+    return (
+        "torch.save wrote it. Convert the state_dict in it (of a whole model, save its state_dict() first): "
+        + _python(
+            "import sys, torch; from safetensors.torch import save_file; "
+            "found = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "
+            "found = next((found[key] for key in ('state_dict', 'model_state_dict', 'model') if key in found), found); "
+            "save_file({name: tensor.contiguous().clone() for name, tensor in found.items()}, sys.argv[2])",
+            path,
+            path.with_suffix(".safetensors"),
+        )
     )
 
 

@@ -148,7 +148,6 @@ def test_rows_before_a_failure_are_kept_and_shown(capsys, monkeypatch, tmp_path,
     assert [row.subject for row in read(path).rows] == ["opponent_balance"]
 
 
-def test_ops_beside_a_name_is_every_operator_still(capsys):
-    code, out, err = run(capsys, "ops", "muladd", *QUICK[:-1], "B1 K200")
-    assert code == 0, err
-    assert "| allocate_lod_tokens | B1 K200 " in out
+def test_ops_beside_a_name_is_refused(capsys):
+    code, _, err = run(capsys, "ops", "muladd")
+    assert (code, "give it alone" in err) == (2, True)

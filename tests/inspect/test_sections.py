@@ -141,7 +141,7 @@ def test_much_is_shortened_with_a_note(sample: Path, tmp_path: Path) -> None:
     [
         ("a.txt", "give a file that ends in .html"),
         ("missing/a.html", "there is no folder"),
-        ("link.html", "the page would replace the artifact"),
+        ("link.html", "it would replace what is read"),
     ],
 )
 def test_a_page_that_cannot_be_written_is_refused_first(

@@ -37,8 +37,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(stable_library.build(VERIFY / "misbehaving.cpp"), folder)
     shutil.copy(stable_library.build(VERIFY / "doubling.cpp", None, "-DFACTOR=2"), folder)
     linear = torch.nn.Linear(8, 6).state_dict()
-    saved = {f"linear.{name}": tensor for name, tensor in linear.items()}
-    torch.save({"model_state_dict": saved}, folder / "saved.pt")
+    both = torch.rand(54)  # which weights share, as tied ones do
+    torch.save({"model": {"linear.weight": both[:48].view(6, 8), "linear.bias": both[48:]}}, folder / "saved.pt")
     torch.jit.script(torch.nn.Linear(8, 6)).save(folder / "script.pt")
     save_file({f"model.linear.{name}": tensor for name, tensor in linear.items()}, folder / "prefixed.safetensors")
     save_file({"linear.weight": torch.rand(6, 9), "linear.bias": torch.rand(6)}, folder / "wide.safetensors")

@@ -60,7 +60,7 @@ def explained_with_changes(
     if changes:
         hint = f"Write {advice(changes)}. The model traces with it."
         if any(change.after.isdecimal() for change in changes):
-            hint += " For a size that varies, change that line, or fake kernel: int(n), len(x) and loops over x fix a size."
+            hint += " To let it vary, change that line or fake kernel: int(n), len(x) and loops over x fix it."
     return ExportError(message, hint=hint), changes
 
 

@@ -221,8 +221,8 @@ def _take_inputs(
         room -= spec.size
         if room < 0:
             raise TooLargeError(
-                f"the inputs have more than {max_bytes} bytes with {shown(spec.name)} of shape {list(spec.shape)}, which "
-                "are those of the largest request of this model",
+                f"the inputs have more than {max_bytes} bytes with {shown(spec.name)} of shape {list(spec.shape)}; no "
+                "request of this model needs more",
                 hint="Send fewer rows at a time; `exportkit inspect` of the package says which sizes it takes.",
             )
         if not _is_missing(tensor.data):
