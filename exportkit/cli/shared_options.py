@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from exportkit.export.models.model_names import check_model_name, check_not_weights
+from exportkit.package.atomic import check_writable
 from exportkit.package.trust import Trust
 from exportkit.reference_model import ReferenceModel
 from exportkit.verify.options import VerifyOptions
@@ -30,10 +31,19 @@ class _Artifact(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _OutputFile(click.Path):
+    """A file to write. One that cannot be written is refused before the work on its content."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(value)
+        check_writable(path)
+        return super().convert(path, param, ctx)
+
+
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 ARTIFACT = _Artifact(exists=True, dir_okay=False, path_type=Path)
 PACKAGE = _Artifact(exists=True, path_type=Path)  # a file, or a folder: an OCI layout, or one with a .pt2
-OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path)
+OUTPUT_FILE = _OutputFile(dir_okay=False, path_type=Path)
 
 
 def flag(name: str, text: str, *, to: str | None = None) -> Callable[[F], F]:
