@@ -210,7 +210,7 @@ def report_document(report: Report) -> dict[str, Any]:
 
 
 def _compared_with_eager(report: Report) -> bool:
-    return any(check.against == "eager" and check.calls + check.beside for check in report.checks)
+    return any(check.against == "eager" and check.calls + check.edge_cases for check in report.checks)
 
 
 def print_report(report: Report, *, written: bool = True) -> None:
@@ -240,12 +240,11 @@ def print_report(report: Report, *, written: bool = True) -> None:
     if report.failure is not None:
         _print_failure(report, report.failure, written)
         return
-    calls, beside = (sum(getattr(check, kind) for check in report.checks) for kind in ("calls", "beside"))
-    regular = f"{calls} call{'s' * (calls != 1)}"
-    agree = f" and {beside} edge case{'s' * (beside > 1)} agree" if beside else f" agree{'s' * (calls == 1)}"
+    counts = [sum(getattr(check, kind) for check in report.checks) for kind in ("calls", "edge_cases")]
+    made = " and ".join(f"{n} {what}{'s' * (n != 1)}" for n, what in zip(counts, ("call", "edge case")) if n)
     ran = sum(target.left_out is None for target in report.targets)
     of = f"; {ran} of {len(report.targets)} targets were run" if len(report.targets) > 1 else ""
-    click.echo(f"ok: {regular}{agree}{of}{_not_compared(report)}")
+    click.echo(f"ok: {made or 'no calls'} agree{'s' * (sum(counts) == 1)}{of}{_not_compared(report)}")
 
 
 def _not_compared(report: Report) -> str:

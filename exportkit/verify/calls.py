@@ -66,7 +66,7 @@ class TargetCalls:
             task = self._task(index, label)
             check = self._replayed("cases", task)
             if edge_case:
-                check = replace(check, calls=0, beside=check.calls)
+                check = replace(check, calls=0, edge_cases=check.calls)
             layouts = layouts_of(manifest, case, index, edge_case, compiled=self.compiled)
             if layouts and laid_out < MAX_LAID_OUT and not manifest.onnx and isinstance(check.verdict, Match):
                 laid_out += 1
@@ -85,7 +85,7 @@ class TargetCalls:
             return plain
         if check.failed:
             return check
-        return replace(plain, beside=plain.beside + check.calls)
+        return replace(plain, layouts=check.calls)
 
     def with_sessions(self) -> Iterator[Check]:
         """Compares sessions with one another. The two first recorded cases that have state say what is called."""

@@ -23,8 +23,9 @@ class Check:
         verdict: The result.
         seconds: The time of the calls, including input checks; None if the model was not called.
         target: The checked target, as TargetReport names it; None if the check covers all targets.
-        calls: The number of calls that were made, but for those that `beside` counts.
-        beside: The number of calls with edge values, or with inputs in other layouts.
+        calls: The number of calls that were made, but for those below.
+        edge_cases: The number of calls with edge values.
+        layouts: How many of all calls were made again with inputs in other layouts.
     """
 
     against: Against
@@ -34,7 +35,8 @@ class Check:
     seconds: float | None = None
     target: str | None = None
     calls: int = 0
-    beside: int = 0
+    edge_cases: int = 0
+    layouts: int = 0
 
     @property
     def failed(self) -> bool:

@@ -154,7 +154,7 @@ def test_the_replay_process_uses_tf32_only_where_the_cases_were_recorded_with_it
 def test_a_package_that_sees_pairs_as_complex_numbers_passes_in_every_layout() -> None:
     report = verify(artifact("rotated"), VerifyOptions(against="cases"))
     assert [check.verdict.message for check in report.checks if check.failed] == []
-    assert [check.beside for check in report.checks] == [1, 1, 1, 1]  # calls in another layout
+    assert [check.layouts for check in report.checks] == [1, 1, 1, 1]
 
 
 def test_a_program_may_refuse_a_layout_which_eager_refuses_too() -> None:
