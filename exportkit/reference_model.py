@@ -45,7 +45,7 @@ def unnamed(recorded: str | None, demanded_by: str | None) -> str:
     if recorded is None:
         why = "the artifact was exported from an object, not from a MODEL that can be imported"
     elif demanded_by is None:
-        why = "the artifact names its model, and what a file names is not imported"
+        why = "a model is imported only if its caller names it"
     else:
         why = f"{demanded_by} requires a signature, which does not cover the model's source"
     return f"{why}; name it with --model {recorded if recorded and _PLAIN.fullmatch(recorded) else 'MODEL'}"

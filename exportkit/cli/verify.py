@@ -141,7 +141,7 @@ def command(
     if as_json:
         print_json(report_document(report) | ({"bisection": bisection} if bisecting else {}))
     else:
-        print_report(report)
+        print_report(report, bisecting=bisecting)
         if bisecting and report.exit_code:
             click.echo("\nBisection:")
             click.echo(printable_lines(bisection["message"], "  | "))
@@ -213,10 +213,10 @@ def _compared_with_eager(report: Report) -> bool:
     return any(check.against == "eager" and check.calls + check.edge_cases for check in report.checks)
 
 
-def print_report(report: Report, *, written: bool = True) -> None:
+def print_report(report: Report, *, written: bool = True, bisecting: bool = False) -> None:
     """Prints the report: the checks of each target under its name, then the failures in full.
 
-    What to do next depends on whether the artifact was `written`.
+    What to do next depends on whether the artifact was `written`, and on whether a bisection follows.
     """
     versions = {"torch": report.torch, "ONNX Runtime": report.onnxruntime}
     ran_by = next((f"{name} {version}" for name, version in versions.items() if version), "not loaded")
@@ -238,7 +238,7 @@ def print_report(report: Report, *, written: bool = True) -> None:
             click.echo(f"\n{check.against}, {printable(check.label)}{of}:")
             click.echo(printable_lines(check.verdict.message, "  | "))
     if report.failure is not None:
-        _print_failure(report, report.failure, written)
+        _print_failure(report, report.failure, "" if bisecting else _advice(report, report.failure, written))
         return
     counts = [sum(getattr(check, kind) for check in report.checks) for kind in ("calls", "edge_cases")]
     made = " and ".join(f"{n} {what}{'s' * (n != 1)}" for n, what in zip(counts, ("call", "edge case")) if n)
@@ -257,18 +257,29 @@ def _not_compared(report: Report) -> str:
     return printable(f"; with the recorded answers only, not with eager PyTorch{with_model}")
 
 
-def _print_failure(report: Report, failure: Check, written: bool) -> None:
+def _print_failure(report: Report, failure: Check, advice: str) -> None:
     """Prints how many checks failed, or could not be judged where none failed, and what to do next."""
     alike = sum(check.failed and check.wrong == failure.wrong for check in report.checks)
-    if not failure.wrong:
-        click.echo("\n`verify --bisect` compares them node by node, along the decisions that eager takes.")
-    elif isinstance(failure.verdict, (outcomes.EagerDiffers, outcomes.EagerFailed)):
-        click.echo("\nWhat the package answers was not judged by this model.")
-    elif any(check.wrong and check.target and check.against in ("cases", "eager") for check in report.checks):
-        first = "" if written else "With --no-verify the package is written all the same: then "
-        click.echo(f"\n{first}`verify --bisect` names the node, `export --repair` makes code that is right.")
+    if advice:
+        click.echo(f"\n{advice}")
     what = "FAILED" if failure.wrong else "CANNOT BE JUDGED"
     click.echo(f"\n{what}: {alike} of {len(report.checks)} checks; exit code {report.exit_code}")
+
+
+def _advice(report: Report, failure: Check, written: bool) -> str:
+    """Returns what to do about a failure; the empty string where its message says that."""
+    if not failure.wrong:
+        return "`verify --bisect` compares them node by node, along the decisions that eager takes."
+    if isinstance(failure.verdict, (outcomes.EagerDiffers, outcomes.EagerFailed)):
+        return "What the package answers was not judged by this model."
+    answers = [c.verdict for c in report.checks if c.wrong and c.target and c.against in ("cases", "eager")]
+    if all(isinstance(verdict, outcomes.EagerUnavailable) for verdict in answers):
+        return ""
+    first = "" if written else "With --no-verify the package is written all the same: then "
+    return (
+        f"{first}`verify --bisect` names the node. If it calls a library's operator, the library is not that of the "
+        "export: export again. Otherwise `export --repair` makes code that is right."
+    )
 
 
 def _row(check: Check) -> tuple[str, ...]:

@@ -246,7 +246,7 @@ class LoadFailed(VerdictBase, kind="load_failed", message="{error}: {detail}"):
 
 @dataclass(frozen=True)
 class EagerUnavailable(
-    VerdictBase, kind="eager_unavailable", exit_code=16, message="no comparison with eager: {reason}"
+    VerdictBase, kind="eager_unavailable", exit_code=16, message="not compared with eager: {reason}"
 ):
     """Nothing was compared with eager: the model cannot be made here, or its inputs are too large.
 

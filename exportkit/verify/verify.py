@@ -108,7 +108,7 @@ def _check_comparable(artifact: Path, manifest: Manifest, options: VerifyOptions
     recorded = manifest.source.model
     if options.against == "eager" and options.eager.model_of(recorded, by) is None:
         raise UsageError(
-            f"no comparison with eager: {unnamed(recorded, by)}",
+            f"not compared with eager: {unnamed(recorded, by)}",
             hint="The named source is imported, so name only a source that you trust.",
         )
 

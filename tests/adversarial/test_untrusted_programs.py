@@ -208,7 +208,7 @@ def test_verify_says_that_eager_was_not_compared_and_how_to_compare(
 ) -> None:
     assert main(["verify", str(package)]) == 0
     said = capsys.readouterr().out
-    assert f"no comparison with eager: the artifact names its model, and what a file names is not imported; name it " \
+    assert f"not compared with eager: a model is imported only if its caller names it; name it " \
         f"with --model {MODEL}" in said  # fmt: skip
     (last,) = said.splitlines()[-1:]
     assert last.endswith(f"with the recorded answers only, not with eager PyTorch; --model {MODEL} compares it")
@@ -229,7 +229,7 @@ def test_a_bisection_traces_no_model_that_the_file_names(
         )
     package = naming(tmp_path / "wrong.pt2", evil, targets=targets)
     assert main(["verify", str(package), "--bisect"]) == 1
-    assert f"there is no graph to cut: the artifact names its model, and what a file names is not imported; name it " \
+    assert f"there is no graph to cut: a model is imported only if its caller names it; name it " \
         f"with --model {MODEL}" in capsys.readouterr().out  # fmt: skip
     assert not mark.exists()
 
@@ -279,7 +279,7 @@ def test_only_a_registered_name_counts_and_not_what_it_stands_for(
 ) -> None:
     monkeypatch.setattr("exportkit.reference_model.installed_models", lambda: {"subprocess": MODEL})
     assert main(["verify", str(package)]) == 0
-    assert "no comparison with eager" in capsys.readouterr().out
+    assert "not compared with eager" in capsys.readouterr().out
     assert not mark.exists()
 
 

@@ -34,8 +34,8 @@ MAX_EDGE_CASE_BYTES = 400_000
 _SHRINKS = 4  # how often smaller sizes are tried for that
 
 _FAR = (
-    "numerically unstable: {}. Eager and a run in a wider dtype agree in fewer than half of the digits. Code passes "
-    "that is as near as eager with other rounding; set a Tolerance in the spec to say how near is right"
+    "numerically unstable: {}. A wider dtype gives other answers, in more than half of the digits. Compiled code may "
+    "differ from eager as much as eager does when it rounds differently; set a Tolerance in the spec for another limit"
 )
 
 
