@@ -86,7 +86,10 @@ class Model:
         """Returns a method by name."""
         methods: Mapping[str, LoadedMethod] = self.__dict__.get("methods", {})
         if name not in methods:
-            raise AttributeError(f"the model has no attribute {name!r}; its methods are {', '.join(methods)}")
+            said = f"the model has no attribute {name!r}; its methods are {', '.join(methods)}"
+            if hasattr(torch.nn.Module, name):
+                said += ". It is in eval mode, `exportkit.load` chose its device, and `swap_weights` takes a state_dict"
+            raise AttributeError(said)
         return methods[name]
 
     def __dir__(self) -> list[str]:
@@ -179,7 +182,7 @@ class Model:
                 f"{plan.name} of {self.manifest.name} writes into its inputs, so requests cannot be joined for it"
             )
         count = len(plan.call.outputs)
-        if unknown := [number for number in outputs if not 0 <= number < count]:
+        if unknown := [number for number in outputs if number not in range(count)]:
             said = f"there is no output {unknown[0]}: the package has {count}"
             raise UsageError(said, hint="`call.outputs` of the method lists them. The first has number 0.")
         if (host := self._host_inputs.get(plan.name)) is None:

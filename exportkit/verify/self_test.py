@@ -43,7 +43,8 @@ def self_test(model: Model) -> None:
         if verdict.wrong:
             raise WrongResultError(
                 f"{model.manifest.name} answers its recorded case {place} wrongly on {model.device}: {verdict.message}",
-                hint=f"`exportkit verify` says more about it, for the target {model.target.name} and for the others.",
+                hint="After `swap_weights` that is right: recorded answers are of the package's own weights. Otherwise "
+                f"`exportkit verify` says more about it, for the target {model.target.name} and for the others.",
             )
 
 

@@ -84,7 +84,7 @@ def test_what_the_package_does_not_take_is_refused_and_the_model_goes_on(model):
         model.run_requests([one, one[:1]], [0])
     with pytest.raises(InputError, match="no request was given"):
         model.run_requests([], [0])
-    for output in (-1, len(DATATYPES)):
+    for output in (-1, len(DATATYPES), "scores"):
         with pytest.raises(UsageError, match=f"there is no output {output}: the package has 13"):
             model.run_requests([one], [output])
     assert bits(model.run_requests([one], [0]).outputs[0]) == bits(one[0])

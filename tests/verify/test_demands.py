@@ -100,7 +100,10 @@ def test_it_is_run_where_the_caller_names_it_and_nowhere_else(genuine: Path, mar
     mark.unlink()
     report = verify(genuine, VerifyOptions(shapes=1))
     assert report.exit_code == 0
-    assert f"a model is imported only if its caller names it; name it with --model {SOURCE}" in report.checks[-1].verdict.message
+    assert (
+        f"a model is imported only if its caller names it; name it with --model {SOURCE}"
+        in report.checks[-1].verdict.message
+    )
     assert not mark.exists()
 
 

@@ -13,6 +13,7 @@ import exportkit
 from exportkit.errors import ModelClosedError, WrongResultError
 from exportkit.package.manifest import Manifest
 from tests.artifacts import artifact
+from tests.runtime.fine_tunes import state
 from tests.verify.state_models import WIDTH, Decoder
 from tests.verify.test_injected_state import other_begin, rewritten, swapped
 
@@ -32,6 +33,11 @@ def test_a_model_without_state_is_tested() -> None:
     with exportkit.load(artifact("weighted"), device="cpu") as model:
         assert len(model.cases) > 0
         exportkit.self_test(model)
+        with pytest.raises(AttributeError, match="in eval mode"):
+            model.eval()
+        model.swap_weights(state(1))
+        with pytest.raises(WrongResultError, match="After `swap_weights` that is right"):
+            exportkit.self_test(model)
     with pytest.raises(ModelClosedError):
         exportkit.self_test(model)
 

@@ -111,7 +111,12 @@ class Repository:
         """Loads and warms up every package. A package that cannot be loaded raises its error."""
         async with self._changing:
             for entry in list(self._entries):
-                await self._load(entry, None)
+                try:
+                    await self._load(entry, None)
+                except ExportkitError as error:
+                    if (path := str(entry.package.path)) in error.message:
+                        raise
+                    raise type(error)(f"{path}: {error.message}", hint=error.hint) from error
             self._opened = True
 
     async def drain(self) -> None:
