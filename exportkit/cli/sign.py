@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from exportkit.cli.app import command as exportkit_command
-from exportkit.cli.output import print_json
+from exportkit.cli.output import print_json, printable
 from exportkit.cli.shared_options import ARTIFACT, EXISTING_FILE, OUTPUT_FILE
 from exportkit.errors import UsageError
 
@@ -73,6 +74,8 @@ def command(
     private: SigningKey
     if key is not None:
         private = read_private_key(key, ask_password)
+        if key.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+            click.echo(f"warning: other users can read {printable(str(key))}: run `chmod 600` on it", err=True)
     else:
         assert sign_command is not None
         assert public_key is not None

@@ -126,6 +126,14 @@ def test_an_encrypted_key_has_its_password_from_the_environment(
         assert "correct horse" not in out + err
 
 
+def test_a_key_that_others_can_read_is_warned_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path, release = package(tmp_path), signer(tmp_path)
+    for mode, warned in ((0o600, False), (0o640, True), (0o604, True)):
+        release.private.chmod(mode)
+        code, _, err = run(capsys, "sign", path, "--key", release.private)
+        assert (code, "chmod 600" in err) == (0, warned)
+
+
 def test_a_signature_that_cannot_be_written_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path, release = package(tmp_path), signer(tmp_path)
     code, _, err = run(capsys, "sign", path, "--key", release.private, "-o", tmp_path / "absent" / "x.sig")
