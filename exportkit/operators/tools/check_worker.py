@@ -6,7 +6,7 @@ import resource
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -327,7 +327,8 @@ def calls_of_function(text: str, function: Callable[[], Any]) -> list[Sample]:
         ExportError: It raised an error.
     """
     with users_code(f"calling {text}"):
-        given = list(function())
+        found = function()
+        given = list(found) if isinstance(found, Iterable) else [found]
     calls = []
     for number, each in enumerate(given):
         if not (

@@ -9,10 +9,12 @@ import torch
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
+from exportkit.errors import UsageError
 from exportkit.operators.contract.operator_trial import Subject
 from exportkit.operators.contract.resizing import with_sizes
 from exportkit.operators.contract.sample import Sample
 from exportkit.operators.tools.call_search import StopSearch, search_calls
+from exportkit.operators.tools.check_worker import calls_of_function
 from exportkit.operators.tools.collected_calls import (
     Collector,
     at_sizes,
@@ -161,6 +163,12 @@ def test_every_type_of_a_schema_has_a_value():
     assert "r" not in call.kwargs, "defaults are left out"
     assert [len(call.args[2]), len(call.args[5]), len(call.args[8])] == [2, 2, 3]
     assert call.args[10] is torch.float32
+
+
+@pytest.mark.parametrize("given", [5, [1], [(torch.ones(2), {})]])
+def test_a_function_that_gives_no_calls_is_told_what_calls_are(given):
+    with pytest.raises(UsageError, match="not a pair of a tuple and a dict"):
+        calls_of_function("calls.py:calls", lambda: given)
 
 
 def test_a_default_between_given_arguments_does_not_shift_them():
