@@ -94,7 +94,7 @@ def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[Ten
         raise UsageError(
             f"{type(optimizer).__name__} cannot be a method",
             hint="There are SGD, Adam and AdamW of torch.optim. Write another one as a method of the model: "
-            "docs/learning.md.",
+            "learning.md of the documentation.",
         )
     known = {parameter: name for name, parameter in model.named_parameters()}
     updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]

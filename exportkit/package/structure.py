@@ -262,7 +262,7 @@ def _advice(kind: str) -> str:
     if kind.startswith("transformers.cache_utils."):
         return (
             "Export with use_cache=False (example_kwargs of an ExportSpec, or model.config.use_cache), or wrap the "
-            "model so that keys and values go in and out as tensors, as docs/own-models.md shows."
+            "model so that keys and values go in and out as tensors, as own-models.md of the documentation shows."
         )
     if kind == "numpy.ndarray":
         return "Use a tensor: torch.from_numpy(array)."

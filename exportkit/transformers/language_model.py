@@ -22,7 +22,7 @@ _EXAMPLE = 7  # tokens of the example prompt
 _STEPS = 2  # that are tried after it
 _OF_ITS_OWN = (
     "It does something of its own with positions, masks or the cache. Write a module with methods over buffers: "
-    "docs/state.md."
+    "state.md of the documentation."
 )
 _WITH_IMAGES = (
     "It does something of its own with the positions or masks of images. Leave `images` out: the text part is exported "
@@ -169,7 +169,7 @@ def checked_model(model: nn.Module) -> Any:
         raise UsageError(
             f"{kind} has an encoder and a decoder; a model whose prompt and answer are one sequence is supported",
             hint="Export its encoder with exportkit.ExportSpec, and write a module with methods for its decoder: "
-            "docs/state.md.",
+            "state.md of the documentation.",
         )
     if inner.training:
         raise UsageError(f"{kind} is in training mode", hint="Call model.eval().")

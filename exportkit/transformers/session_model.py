@@ -93,7 +93,7 @@ def _form(model: torch.nn.Module, number: int, layer: Any, length: int, prompt: 
 
 _WHAT_WORKS = (
     "Models with full, sliding-window and chunked attention, and with convolution and recurrent states, work. For "
-    "another one, write a module with methods over buffers: docs/state.md."
+    "another one, write a module with methods over buffers: state.md of the documentation."
 )
 
 

@@ -323,4 +323,4 @@ def test_options_that_exclude_each_other(
 def test_a_detector_of_torchvision_is_led_to_the_recipe():
     spec = spec_of(lambda x: x * 2 if x.sum() > 0 else x, torch.ones(3))
     spec.model.head = type("SSD", (torch.nn.Identity,), {"__module__": "torchvision.models.detection.ssd"})()
-    assert "docs/own-models.md" in (refused(spec).hint or "")
+    assert "own-models.md of the documentation" in (refused(spec).hint or "")

@@ -72,7 +72,7 @@ def counting() -> Any:
     ("make", "options", "message"),
     [
         (lambda: torch.nn.Linear(2, 2), {}, "none of transformers'(?s:.*)AutoModelForCausalLM"),
-        (t5, {}, "T5ForConditionalGeneration has an encoder and a decoder(?s:.*)docs/state.md"),
+        (t5, {}, "T5ForConditionalGeneration has an encoder and a decoder(?s:.*)state.md of the doc"),
         (bert, {}, "BertModel does not generate from tokens(?s:.*)AutoModelForCausalLM"),
         (detr, {}, r"does not generate from tokens(?s:.*)exportkit\.ExportSpec"),  # for all its decoder
         (lambda: llama().train(), {}, "training mode(?s:.*)eval"),
@@ -80,7 +80,7 @@ def counting() -> Any:
         (llama, {"prompt": 65}, "prompt is 65, and the cache holds 64 tokens"),
         (llama, {"batch": 0}, "batch is 0"),
         (llama, {"cache_length": "64"}, "cache_length is '64'"),
-        (indexed, {}, "layer 1 of LlamaForCausalLM remembers in a DynamicIndexedLayer(?s:.*)docs/state.md"),
+        (indexed, {}, "layer 1 of LlamaForCausalLM remembers in a DynamicIndexedLayer(?s:.*)state.md of the doc"),
         (counting, {}, "answers otherwise over exportkit's cache than without a cache(?s:.*)positions"),
     ],
 )

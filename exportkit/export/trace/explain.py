@@ -88,7 +88,7 @@ def _explained(error: Exception, model: torch.nn.Module) -> ExportError:
         refused = _depends_on_values(error, place)
         if any(type(module).__module__.startswith("torchvision.models.detection.") for module in model.modules()):
             return ExportError(
-                refused.message, hint="Choose boxes in tensors, as docs/own-models.md does for detectors."
+                refused.message, hint="Choose boxes in tensors, as for detectors in own-models.md of the documentation."
             )
         return refused
     if isinstance(error, ControlFlowError):
