@@ -221,6 +221,7 @@ def test_inputs_that_the_spec_draws_must_fit_what_was_asked_for(tmp_path: Path) 
     [
         (lambda x: {"a": x, "b": 2 * x.shape[0] + 1}, ExportError, "output 1 of 2 is a number"),
         (lambda x: x.to(torch.complex128), ExportError, r"`0` is complex128, a dtype that safetensors.*\n.*complex64"),
+        (lambda x: x.to("cuda:99"), ExportError, r"on an input's device \(x\.device\)"),
         (lambda x: {"a": x, "b": object()}, UsageError, r"the model's output\['b'\] is a builtins.object"),
     ],
 )

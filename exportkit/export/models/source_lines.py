@@ -20,6 +20,9 @@ _EXPORTKIT = str(Path(__file__).parents[2])
 _TORCH = str(Path(torch.__file__).parent)
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _PYTHON = "/lib/python3."
+# What torch says where code moves a tensor to a device that is not there, or not that of the others.
+_OTHER_DEVICE = "not compiled with CUDA|No CUDA GPUs|NVIDIA driver|device ordinal|same device|different devices"
+_SAME_DEVICE = "Leave out .cuda(), and make tensors on an input's device (x.device): --device and `load` choose it."
 _TRACED = re.compile(r'File "(.*?)", line (\d+), in (\w+)\n\s*(.*)')
 
 
@@ -111,6 +114,8 @@ def raised_by_user(what: str, error: BaseException, hint: str) -> ExportError:
     message = f"{what}{' at ' + where(frame) if frame else ''}: {type(error).__name__}: {said}"
     if operator := missing_operator(said):
         return MissingOperatorError(message, hint=advice(operator))
+    if re.search(_OTHER_DEVICE, said):
+        hint = f"{_SAME_DEVICE} {hint}"
     return ExportError(message, hint=advice_if_refused(said) or hint)
 
 

@@ -40,7 +40,9 @@ from exportkit.schema_text import not_passed, schema_text
 
 # What torch says of a model in half precision and inputs in float32, or the reverse.
 OTHER_DTYPES = (
-    r"must have the same dtype|expected (?:m1 and m2|scalar type|mat1 and mat2)|should be the same|"
+    r"(?:have|share) (?:the )?same (?:dtype|datatype|scalar type)|dtypes (?:must be the same|match)|expected dtype|"
+    r"does not match weight dtype|Type promoting not supported|self\.dtype to be equal|"
+    r"expected (?:m1 and m2|scalar type|mat1 and mat2)|should be the same|"
     r"(?:Input type|Expected).*(?:Half|Float|BFloat16|Double)"
 )
 SAME_DTYPE = (
