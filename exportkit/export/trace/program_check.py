@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -16,6 +17,7 @@ from exportkit.export.models.source_lines import where_traced
 from exportkit.export.record.cases import eager_mode
 from exportkit.export.record.eager_methods import DescribedModel
 from exportkit.export.record.record import RecordedCase
+from exportkit.export.sizes.shapes import DynamicSizes
 from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
 from exportkit.export.trace.lifted import run_program
 from exportkit.export.trace.operator_trace import UNWRITTEN, filled
@@ -29,6 +31,7 @@ from exportkit.sizes import label_of, shape_at
 from exportkit.spec import FORWARD
 
 _REFUSED_SIZE = re.compile(r"Runtime assertion failed for expression (.*\bu\d+\b.*) on node")  # of a size in data
+_FEWER = ", of fewer dimensions,"
 
 
 def check_programs(
@@ -165,7 +168,8 @@ def _wrong(
         answer, eager = answers[output.name], expected[output.name]
         promised = shape_at(output, sizes)
         if len(promised) != eager.ndim or any(p not in (None, size) for p, size in zip(promised, eager.shape)):
-            return f"promises output {output.name} of {promised}, and eager answered {list(eager.shape)}"
+            fewer = _FEWER if eager.ndim < len(promised) else ""
+            return f"promises output {output.name} of {promised}, and eager answered {list(eager.shape)}{fewer}"
         if answer.shape != eager.shape:
             return f"answers output {output.name} of {list(answer.shape)}, and eager {list(eager.shape)}"
         if values and not agree(answer, eager):
@@ -225,8 +229,25 @@ def _disagreement(
             "another way there, which tracing did not see",
             hint="Leave such sizes out of the declared range (NAME[LOW:HIGH]), or write the branch with torch.cond.",
         )
+    if problem.endswith(_FEWER) and (options := _from_two(traced.sizes, sizes)):
+        return ExportError(
+            f"the traced program{of} {problem} at {label}: where a size is 1, eager drops its dimension",
+            hint="squeeze() drops every size that is 1: name the dimension that always is, such as squeeze(-1), or "
+            f"begin the range at 2: {' '.join(options)}",
+        )
     return ExportError(
         f"the traced program{of} {problem} at {label}, though it agrees at the example's sizes: tracing made a "
         "constant of something that depends on a size",
         hint="Compute it from the shapes of the inputs in every call, without keeping it, or fix that size.",
     )
+
+
+def _from_two(sizes: DynamicSizes, at: Mapping[str, int]) -> list[str]:
+    """Returns the options that leave out the sizes of 1 that a call has."""
+    ones = {size.dimension for size in sizes.by_axis.values() if size.at(at) == 1}
+    ends = {d.name: f"{at[d.name] + 1}:{d.max}" for d in sizes.dimensions if d.name in ones and d.max > at[d.name] + 1}
+    return [
+        f"--dynamic {shlex.quote(f'{tensor}:{dim}={size}[{ends[size.dimension]}]')}"
+        for (tensor, dim), size in sizes.by_axis.items()
+        if size.dimension in ends
+    ]
