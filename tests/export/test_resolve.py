@@ -100,7 +100,7 @@ def test_a_module_that_imports_what_is_not_installed_says_what(package: str) -> 
 
 
 def test_keyword_arguments_that_do_not_fit_are_refused_with_the_signature() -> None:
-    with pytest.raises(UsageError, match=r"unexpected keyword argument 'depth'\n.*width=6"):
+    with pytest.raises(UsageError, match=r"unexpected keyword argument 'depth'\n.*width=6.*forward of an nn.Module"):
         resolve(f"{MODELS}:patches", model_kwargs={"depth": 1})
     with pytest.raises(UsageError, match="needs a callable"):
         resolve(f"{MODELS}:dropout", model_kwargs={"depth": 1})

@@ -50,7 +50,7 @@ def test_a_size_is_a_name_or_a_multiple_of_one_with_or_without_its_range(text, s
     [
         (
             parse_expression,
-            ["", "1", "[1:2]", "n[1]", "n[a:b]", "n*16", "n*m", "0x2*n", "n[3:3]", "0*n[1:2]"],
+            ["", "1", "[1:2]", "n[1]", "n[a:b]", "n*16", "n*m", "0x2*n", "n[3:3]", "0*n[1:2]", "a b"],
             "size|range",
         ),
         (lambda text: parse_places([text]), ["image", "image:0", "image=n[1:2]", ":0=n[1:2]", "image:0="], "NAME:DIM="),

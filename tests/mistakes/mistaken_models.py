@@ -113,7 +113,22 @@ def text_as_inputs():
     return exportkit.ExportSpec(Lin(), torch.rand(4, 8))
 
 
+class Mode(nn.Module):
+    """Takes a string."""
+
+    def forward(self, x, mode: str):
+        return x * 2 if mode == "a" else x * 3
+
+
+class Squeezed(nn.Module):
+    """Drops the batch, too, where it is 1."""
+
+    def forward(self, x):
+        return x[:, :1].squeeze()
+
+
 net = Lin()
+mode = exportkit.ExportSpec(Mode(), example_kwargs={"mode": "a"})
 number = 3
 
 

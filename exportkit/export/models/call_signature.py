@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
@@ -20,6 +22,7 @@ from exportkit.package.manifest import Parameter
 from exportkit.package.structure import check_name, flatten, is_dataclass_instance, names, plain
 
 _POSITIONALS, _KEYWORDS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+_NO_TENSOR = re.compile(r"(?!.*Tensor).*\b(str|int|float|bool|Literal)\b")  # an annotation
 
 DYNAMIC_SPEC = "_dynamic_spec"
 """Where torch 2.15's `@dynamic_spec` keeps the sizes of a forward."""
@@ -49,7 +52,10 @@ def _register_dataclass(made: type[Any]) -> None:
 
 def check_plain(what: str, tensor: torch.Tensor) -> None:
     """Checks that a tensor is an array of numbers in memory."""
-    if tensor.is_meta:
+    if is_lazy(tensor):
+        kind = "of a lazy module that never ran"
+        advice = "Run the model once before export: let MODEL be a function that makes it, calls it and returns it."
+    elif tensor.is_meta:
         kind, advice = (
             "on the meta device, without data",
             "Load the weights first: module.to_empty(device='cpu') makes room.",
@@ -67,11 +73,15 @@ def check_plain(what: str, tensor: torch.Tensor) -> None:
     raise UsageError(f"{what} is {kind}, which a package cannot hold", hint=advice)
 
 
-def needed_names(model: torch.nn.Module) -> list[str]:
-    """Returns the names of forward's parameters that every call must give; all names if there is none."""
+def needed_tensors(model: torch.nn.Module) -> list[str]:
+    """Returns the names of forward's parameters that every call must give; all names if there is none.
+
+    Those that are no tensors by their annotations are left out.
+    """
     parameters = [p for p in inspect.signature(model.forward).parameters.values() if p.kind is not _KEYWORDS]
-    needed = [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind is not _POSITIONALS]
-    return needed or [p.name if p.kind is not _POSITIONALS else f"{p.name}_0" for p in parameters]
+    needed = [p for p in parameters if p.default is inspect.Parameter.empty and p.kind is not _POSITIONALS]
+    tensors = [p for p in needed or parameters if not _NO_TENSOR.match(inspect.formatannotation(p.annotation))]
+    return [p.name if p.kind is not _POSITIONALS else f"{p.name}_0" for p in tensors]
 
 
 def bind_call(

@@ -18,7 +18,13 @@ _EXPRESSION = re.compile(
 _PLACE = re.compile(r"(?P<tensor>[^:=]+):(?P<dim>[0-9]+)=(?P<expression>.+)")
 _RANGE = re.compile(rf"(?P<name>{_NAME})=(?P<min>[0-9]+):(?P<max>[0-9]+)")
 _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<dtype>[a-z0-9_]+)\[(?P<sizes>[0-9,\s]*)\]")
+_VALUE = re.compile(r"[^=]+=(?![\w.]+ ?[\[(])")  # not NAME=WORD[ or NAME=WORD(
+_EXAMPLE_SIZES = "Sizes are those of an example; --dynamic image:0=batch[1:64] lets one vary."
 _FORM = "NAME:DIM=NAME[MIN:MAX] or NAME:DIM=16*NAME[MIN:MAX], such as image:0=batch[1:64]; NAME:DIM=4 fixes a size"
+NO_TENSOR = (
+    "A number, a string or a bool is given with an ExportSpec, and MODEL names that: "
+    'spec = exportkit.ExportSpec(model=..., example_inputs=(x,), example_kwargs={"mode": "a"}).'
+)
 _CASTS = ("float16", "bfloat16", "float32", "float64")
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64", "int": "int32", "long": "int64"}
 
@@ -59,11 +65,12 @@ def size_of(text: str) -> Size | None:
 
 def parse_expression(text: str) -> tuple[Size, tuple[int, int] | None]:
     """Parses a size expression with an optional range: "16*gh[8:96]", "batch", "n+1[2:9]"."""
-    match = _EXPRESSION.fullmatch(re.sub(r"\s+", "", text))
+    match = _EXPRESSION.fullmatch(re.sub(r"\s*([^\w\s])\s*", r"\1", text.strip()))
     if match is None:
         raise UsageError(
             f"cannot read the size {text!r}",
-            hint="Write NAME[MIN:MAX], or with a factor and an offset: 16*NAME[MIN:MAX], 2*NAME+1[MIN:MAX].",
+            hint="Write NAME[MIN:MAX], a NAME without blanks, or with a factor and an offset: 16*NAME[MIN:MAX], "
+            "2*NAME+1[MIN:MAX].",
         )
     scale = int(match["scale"] or 1)
     if scale < 1:
@@ -88,8 +95,8 @@ def parse_input_text(text: str) -> tuple[str, str, list[int]]:
     if match is None:
         raise UsageError(
             f"cannot read the input {text!r}",
-            hint="Write NAME=DTYPE[SIZES], such as image=float32[2,3,64,64]. Sizes are those of an example; --dynamic "
-            "image:0=batch[1:64] lets one vary.",
+            hint="Write NAME=DTYPE[SIZES], such as image=float32[2,3,64,64]. "
+            + (NO_TENSOR if _VALUE.match(text) else _EXAMPLE_SIZES),
         )
     check_dtype(match["dtype"])
     return match["name"].strip(), match["dtype"], [int(size) for size in match["sizes"].split(",") if size.strip()]

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
@@ -57,7 +56,7 @@ def _placed(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | N
     state |= {f"buffer {name}": tensor for name, tensor in model.named_buffers()}
     wrapped = any(map(is_traceable_wrapper_subclass, state.values()))
     for name, tensor in state.items():
-        if not (is_lazy(tensor) or is_traceable_wrapper_subclass(tensor)):
+        if not is_traceable_wrapper_subclass(tensor):
             check_plain(name, tensor)
     attributes = _plain_attributes(model, state.values())
     away = [tensor for tensor in (*state.values(), *attributes) if tensor.device != device]
@@ -90,7 +89,7 @@ def _moved(tensors: Iterable[torch.Tensor], device: torch.device, dtype: torch.d
     """Returns plain tensors where they must be, for deepcopy to take: it would copy them here first."""
     memo: dict[int, torch.Tensor] = {}
     for tensor in tensors:
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not is_lazy(tensor):
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter):
             cast = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
             moved = tensor.detach().to(device=device, dtype=cast)
             if moved.data_ptr() == tensor.data_ptr() and moved.device == tensor.device:

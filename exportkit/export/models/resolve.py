@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
-from exportkit.export.models.call_signature import bind_call, needed_names, rebind
+from exportkit.export.models.call_signature import bind_call, check_plain, needed_tensors, rebind
 from exportkit.export.models.importing import import_code, named_attribute
 from exportkit.export.models.method_specs import matches
-from exportkit.export.models.option_parsing import check_dtype, parse_input_text
+from exportkit.export.models.option_parsing import NO_TENSOR, check_dtype, parse_input_text
 from exportkit.export.models.resolved import EagerModel, ResolvedModel
 from exportkit.export.models.source_lines import users_code
 from exportkit.libraries import LoadedLibrary, load_library
@@ -170,7 +171,8 @@ def _check_kwargs(maker: Callable[..., Any], model: str, kwargs: Mapping[str, An
         # Such as `width=6`, without annotations, which may be long.
         parameters = [str(each.replace(annotation=each.empty)) for each in signature.parameters.values()]
         takes = f"takes {', '.join(parameters)}; give them with --model-kwargs" if parameters else "takes no arguments"
-        raise UsageError(f"{model}: {error}", hint=f"It {takes}.") from error
+        wrap = "" if isinstance(maker, type) else " A function that computes goes into the forward of an nn.Module."
+        raise UsageError(f"{model}: {error}", hint=f"It {takes}.{wrap}") from error
 
 
 def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSpec:
@@ -192,8 +194,8 @@ def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSp
         arguments = {**known, **_nested(given)}
         args, kwargs = rebind(spec.model, arguments)
         spec = replace(spec, example_inputs=args, example_kwargs=kwargs)
-    needed = " ".join(f"--input {name}=float32[2,3]" for name in needed_names(spec.model))
-    every = f"Give its inputs and no others, such as {needed}."
+    tensors = " ".join(f"--input {name}=float32[2,3]" for name in needed_tensors(spec.model))
+    every = f"Give its inputs and no others{tensors and f', such as {tensors}'}. {NO_TENSOR}"
     try:
         bind_call(spec.model, spec.example_inputs, spec.example_kwargs)
     except UsageError as error:
@@ -274,6 +276,9 @@ def _load_weights(spec: ExportSpec, path: Path) -> None:
         raise WeightsError(f"{path} is not a safetensors file: {error}", hint=to_safetensors(path)) from error
     model = spec.model
     state = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
+    for name, tensor in state.items():
+        if is_lazy(tensor):
+            check_plain(name, tensor)  # refuses it: there is no shape to compare
     filled = {id(state[name]) for name in given if name in state}  # one name of a tied tensor is enough
     faults = {
         "missing": [

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import ExportError, OperatorNotExportableError
@@ -189,7 +188,7 @@ def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Returns the parameters and buffers as the messages name them."""
     parameters = {f"parameter {name}": tensor for name, tensor in model.named_parameters()}
     buffers = {f"buffer {name}": tensor for name, tensor in model.named_buffers()}
-    return {name: tensor for name, tensor in {**parameters, **buffers}.items() if not is_lazy(tensor)}
+    return parameters | buffers
 
 
 def _draws(node: torch.fx.Node) -> bool:
