@@ -100,7 +100,7 @@ async def test_a_package_that_cannot_be_loaded_raises_its_own_error(tmp_path):
     path = tmp_path / "broken.pt2"
     path.write_bytes(b"no archive")
     repository = Repository(ServeOptions((path,)))
-    with pytest.raises(NotAnArchiveError, match="broken.pt2"):
+    with pytest.raises(NotAnArchiveError, match=r"broken\.pt2"):
         await repository.open()
     (entry,) = repository.index()
     assert entry.state == "UNAVAILABLE"
