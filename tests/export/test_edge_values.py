@@ -138,7 +138,7 @@ def test_cases_are_small_bounded_named_and_the_same_each_time():
     assert "ties in x" in names
     assert "NaN in x" in names
     assert sum(len(case.tensors) for case in cases) < MAX_CASES_BYTES
-    assert said[-2] == "9 cases with edge values"
+    assert said[-2] == "9 edge cases"
 
 
 def test_ties_of_inputs_are_kept_and_ties_that_rounding_breaks_are_not():

@@ -69,7 +69,7 @@ def edge_cases(
 ) -> tuple[RecordedCase, ...]:
     """Draws calls once more, gives them edge values, and records what eager answers to them."""
     if looping := [method.name for method in traced if _loops(method.program.graph_module)]:
-        progress(f"no cases with edge values: a loop of {', '.join(looping)} may not end with them")
+        progress(f"no edge cases: a loop of {', '.join(looping)} may not end with them")
         return ()
     custom = any(graph_operators(method.program.graph_module) for method in traced)
     task = _Task(model, options.seed, index_inputs(model.eager, traced), custom)
@@ -90,7 +90,7 @@ def edge_cases(
             else:
                 kept.append(case)
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
-    progress(f"{len(kept)} cases with edge values" + (f"; skipped: {reasons}" if reasons else ""))
+    progress(f"{len(kept)} edge cases" + (f"; skipped: {reasons}" if reasons else ""))
     return tuple(kept)
 
 
