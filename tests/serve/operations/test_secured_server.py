@@ -148,23 +148,6 @@ def test_sighup_reads_the_keys_again(server: ServerProcess, folder: Path, keys: 
     server.until(lambda: server.ask("/v2", headers=BEARER, context=context)[0] == 200)
 
 
-def test_a_dead_worker_process_is_replaced(server: ServerProcess, folder: Path):
-    context = client_context(folder)
-
-    def workers() -> list[psutil.Process]:
-        """The processes that have the model's code, which the templates of processes have not."""
-        return [p for p in server.descendants() if any(m.path.endswith(".wrapper.so") for m in p.memory_maps())]
-
-    (before,) = workers()
-    before.kill()
-    psutil.wait_procs([before])
-    server.until(workers)
-    server.until(lambda: server.ask("/v2/health/ready", context=context)[0] == 200)
-    status, _, answer = server.ask(INFER, body(), BEARER, context)
-    assert status == 200
-    np.testing.assert_allclose(mean(answer), expected(arrays()), rtol=1e-5)
-
-
 def test_kill_9_leaves_nothing_behind(launcher: Launcher, tiny_package: Path):
     server = launcher.start(tiny_package, "--isolate").wait_until_ready()
     children = server.descendants()

@@ -180,14 +180,6 @@ def test_a_server_without_a_model_says_so_and_that_nothing_is_watched(launcher: 
     assert server.stop() == 0
 
 
-def test_limits_that_are_never_met_are_said_at_the_start(launcher: Launcher, tiny_package: Path):
-    limits = ("--max-batch", 8192, "--max-queue-bytes", 10)
-    server = launcher.start(tiny_package, "--no-grpc", *limits).wait_until_ready()
-    warnings = [line for line in server.report if line.startswith("warning: ")]
-    assert [line.split()[1] for line in warnings] == ["--max-batch", "--max-queue-bytes"]
-    assert server.stop() == 0
-
-
 def test_cuda_graphs_on_a_cpu_are_refused_in_words_of_the_command_line(launcher: Launcher, tiny_package: Path):
     server = launcher.start(tiny_package, "--no-grpc", "--device", "cpu", "--cuda-graphs")
     assert server.wait() == 2
