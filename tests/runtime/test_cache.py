@@ -182,18 +182,6 @@ def test_targets_of_the_same_files_share_an_entry_and_others_do_not(cache, tmp_p
 # --- what counts as verified ------------------------------------------------------------------------------------------
 
 
-def test_a_byte_that_was_changed_is_found_though_size_and_time_are_restored(unpacked):
-    path = unpacked()
-    before = path.stat()
-    with open(path, "r+b") as file:
-        file.seek(500)
-        file.write(b"\xff")
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    after = path.stat()
-    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
-    assert unpacked().read_bytes() == CONTENT
-
-
 class Remembered(NamedTuple):
     """What was verified once, and whether it is hashed when it is asked for again."""
 

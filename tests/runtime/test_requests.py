@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 import exportkit
 from exportkit.errors import InputError, ModelRunError, UsageError
 from exportkit.serve.protocol.datatypes import DATATYPES
-from tests.artifacts import artifact
 from tests.runtime import everything, exportkit_run, tiny, ways
 from tests.runtime.everything import drawn, example
 from tests.serve.engine import ticker
@@ -121,15 +119,3 @@ def test_steps_of_sessions_run_together_as_alone(tmp_path):
             assert bits(one.state["memory"]) == bits(other.state["memory"])
         with pytest.raises(UsageError, match="has state"):
             model.run_requests(given, [0])
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("isolate", [False, True], ids=["here", "isolated"])
-def test_a_gpu_answers_together_as_alone(isolate):
-    requests = [[torch.randn(rows, 16)] for rows in (3, 1, 2)]
-    with exportkit.load(artifact("weighted-cuda"), "cuda", isolate=isolate) as model:
-        with ThreadPoolExecutor(1, initializer=model.use_own_stream) as runner:
-            (output,) = runner.submit(model.run_requests, requests, [0]).result().outputs
-        assert output.device.type == "cpu"
-        alone = [model(inputs.cuda()).cpu() for (inputs,) in requests]
-    torch.testing.assert_close(output, torch.cat(alone))
