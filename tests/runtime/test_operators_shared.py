@@ -42,10 +42,6 @@ def mapped(word):
 """
 
 
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 @pytest.fixture(scope="session")
 def renamed_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another package with the very library of the first, under another name."""
@@ -71,31 +67,6 @@ print(len(mapped("libsoftpool")), len(mapped("libpooling_renamed")), unpacked)
     assert softpool_package.read_bytes() != renamed_package.read_bytes()
     said = run_python(PRELUDE + code, softpool_package, renamed_package, tmp_path / "another cache", cwd=tmp_path)
     assert said == "1 0 []\n"
-
-
-def test_a_second_build_is_refused_with_both_digests_and_what_differs(softpool_package, tiny_files, tmp_path):
-    other = softpool_library.other_schemas()
-    schemas = (POOL, PEAKS.replace("int count", "int count=2"), "softpool::sum(Tensor x) -> Tensor")
-    package = tiny.write(
-        tmp_path / "other.pt2",
-        tiny_files,
-        extra={RECORD: other.read_bytes()},
-        libraries=(tiny.library(other.read_bytes(), *schemas),),
-    )
-    code = """
-model = exportkit.load(sys.argv[1])
-print(refused(LibraryConflictError, sys.argv[2]))
-print(refused(LibraryConflictError, sys.argv[2]))
-check(model)
-alive()
-"""
-    said = run_python(PRELUDE + code, softpool_package, package, cwd=tmp_path)
-    assert said.count(f"already registered, by sha256 {sha256(softpool_library.build())} from ") == 2
-    assert said.count(f"libtoy.so (sha256 {sha256(other)}) defines it too") == 2
-    assert f"    registered as {PEAKS}, in this file {schemas[1]}\n" in said
-    assert f"    in this file only: {schemas[2]}\n    the same in both: {POOL}\n" in said
-    assert "isolate=True" in said
-    assert said.endswith("alive\n")
 
 
 @pytest.mark.parametrize("same", [True, False])
