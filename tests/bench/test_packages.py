@@ -106,19 +106,12 @@ def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[str, torch.Tensor
     monkeypatch.setattr(StepsOf, "all", wrong)
 
 
-@pytest.mark.slow
-def test_a_package_that_answers_something_else_is_refused(package, monkeypatch):
-    monkeypatch.setattr(packages, "measure", lambda *args: pytest.fail("timed"))
-    changed(monkeypatch, lambda key, tensor: tensor + 1 if ".input." not in key else tensor)
-    with pytest.raises(WrongResultError, match="the results of exportkit differ from eager's"):
-        bench(package, sizes=["batch=2,gh=4,gw=4"])
-
-
 @pytest.mark.parametrize("against", [["eager"], []])
 def test_results_are_judged_by_their_accuracy_not_by_their_dtypes_tolerance(direct, monkeypatch, against):
     """All that is expected is off by less than float32's tolerance and by more than eager."""
     monkeypatch.setattr(packages, "measure", lambda *args, **options: [])
     assert bench(direct, eager=PATCHES, against=against)
+    monkeypatch.setattr(packages, "measure", lambda *args, **options: pytest.fail("timed"))
 
     def shifted(key, tensor):
         return tensor if ".input." in key or not tensor.is_floating_point() else tensor * (1 + 5e-5)
