@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -28,22 +28,52 @@ RECORDS: Mapping[str, bytes] = {
 SCHEMA = "toy::twice(Tensor x) -> Tensor"
 
 
+Described = tuple[str, tuple[int | m.Size | None, ...]]  # a tensor: its dtype and its sizes
+EXACT, NEAR = m.OutputTolerance(rtol=0.0, atol=0.0), m.OutputTolerance(rtol=1e-5, atol=1e-6)
+BATCH = m.Size(dimension="batch")
+
+
+def tensors_call(
+    inputs: Mapping[str, Described],
+    outputs: Mapping[str, Described] | list[Described] | Described,
+    *,
+    tolerance: m.OutputTolerance = EXACT,
+    written: Collection[str] = (),
+    **ranges: tuple[int, int],
+) -> m.Call:
+    """A call that takes tensors by position, and returns a dict, a list or one.
+
+    What is floating has this tolerance, and inputs that are written have it too.
+    """
+    listed = [outputs] if isinstance(outputs, tuple) else outputs
+    named = listed if isinstance(listed, Mapping) else {str(i): each for i, each in enumerate(listed)}
+    items = tuple(m.TensorNode(index=i) for i in range(len(named)))
+    result: m.Node = m.SequenceNode(kind="list", items=items)
+    if outputs is not listed:
+        result = items[0]
+    elif named is outputs:
+        result = m.MappingNode(keys=tuple(named), items=items)
+    return m.Call(
+        parameters=tuple(
+            m.Parameter(name=name, kind="positional", value=m.TensorNode(index=i)) for i, name in enumerate(inputs)
+        ),
+        inputs=tuple(
+            m.TensorInput(name=n, dtype=d, shape=shape, written=tolerance if n in written else None)
+            for n, (d, shape) in inputs.items()
+        ),
+        result=result,
+        outputs=tuple(
+            m.TensorOutput(name=n, dtype=d, shape=shape, tolerance=tolerance if "float" in d else EXACT)
+            for n, (d, shape) in named.items()
+        ),
+        dimensions=tuple(m.Dimension(name=name, min=least, max=most) for name, (least, most) in ranges.items()),
+    )
+
+
 def manifest(**changes: Any) -> m.Manifest:
     """A manifest that is consistent with RECORDS, with some of its top-level keys changed."""
-    image = m.TensorInput(name="image", dtype="float32", shape=(m.Size(dimension="batch"), 3), written=None)
-    score = m.TensorOutput(
-        name="scores",
-        dtype="float32",
-        shape=(m.Size(dimension="batch"), None),
-        tolerance=m.OutputTolerance(rtol=1e-5, atol=1e-6),
-    )
-    call = m.Call(
-        parameters=(m.Parameter(name="image", kind="positional", value=m.TensorNode(index=0)),),
-        inputs=(image,),
-        result=m.MappingNode(keys=("scores",), items=(m.TensorNode(index=0),)),
-        outputs=(score,),
-        dimensions=(m.Dimension(name="batch", min=1, max=64),),
-    )
+    inputs, outputs = {"image": ("float32", (BATCH, 3))}, {"scores": ("float32", (BATCH, None))}
+    call = tensors_call(inputs, outputs, tolerance=NEAR, batch=(1, 64))
     operator = m.Operator(name="toy::twice", schema=SCHEMA)
     library = m.Library(
         record=LIBRARY,

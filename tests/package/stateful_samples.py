@@ -69,8 +69,7 @@ def manifest(**changes: Any) -> m.Manifest:
 
 def state() -> tuple[m.StateTensor, ...]:
     """A cache with a row for each sample, and a counter that begins at zero."""
-    near = m.OutputTolerance(rtol=1e-5, atol=1e-6)
-    shape = (m.Size(dimension="batch"), 4)
+    shape, near = (samples.BATCH, 4), samples.NEAR
     cache = m.StateTensor(
         name="cache.keys", aliases=("cache.k",), dtype="float32", shape=shape, initial=INITIAL, tolerance=near
     )
@@ -79,19 +78,8 @@ def state() -> tuple[m.StateTensor, ...]:
 
 def decode_method() -> m.PackagedMethod:
     """It takes a token and a tensor that it writes, and uses all state."""
-    near, batch = m.OutputTolerance(rtol=1e-5, atol=1e-6), m.Size(dimension="batch")
-    call = m.Call(
-        parameters=tuple(
-            m.Parameter(name=name, kind="positional", value=m.TensorNode(index=i))
-            for i, name in enumerate(("token", "scratch"))
-        ),
-        inputs=(
-            m.TensorInput(name="token", dtype="int64", shape=(batch,), written=None),
-            m.TensorInput(name="scratch", dtype="float16", shape=(batch, 3), written=near),
-        ),
-        result=m.TensorNode(index=0),
-        outputs=(m.TensorOutput(name="0", dtype="float32", shape=(batch, 4), tolerance=near),),
-        dimensions=samples.manifest().call.dimensions,
-    )
+    inputs = {"token": ("int64", (samples.BATCH,)), "scratch": ("float16", (samples.BATCH, 3))}
+    output = ("float32", (samples.BATCH, 4))
+    call = samples.tensors_call(inputs, output, tolerance=samples.NEAR, written=("scratch",), batch=(1, 64))
     uses = (m.StateUse(index=1, written=True), m.StateUse(index=0, written=True))
     return m.PackagedMethod(name="decode", call=call, state=uses)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from exportkit.package import manifest as m
@@ -80,9 +79,7 @@ METHODS: dict[str, tuple[type[torch.nn.Module], dict[str, tuple[Any, ...]], tupl
 def _call(inputs: dict[str, tuple[Any, ...]], method: str) -> m.Call:
     last = (tiny.BATCH,) if method == "fill" else (tiny.BATCH, WIDTH)
     described = {name: ("float32", shape) for name, shape in inputs.items()}
-    call = tiny.tensors_call(described, ("float32", last), tolerance=tiny.NEAR, batch=(1, 8))
-    written = (msgspec.structs.replace(each, written=tiny.NEAR if each.name == "out" else None) for each in call.inputs)
-    return msgspec.structs.replace(call, inputs=tuple(written))
+    return tiny.tensors_call(described, ("float32", last), tolerance=tiny.NEAR, written=("out",), batch=(1, 8))
 
 
 def state() -> tuple[tuple[m.StateTensor, ...], dict[str, bytes]]:

@@ -41,6 +41,9 @@ OPTIONS = {
 }
 
 
+EXACT, NEAR, BATCH, tensors_call = samples.EXACT, samples.NEAR, samples.BATCH, samples.tensors_call
+
+
 class Regions(NamedTuple):
     mean: torch.Tensor
     doubled: torch.Tensor
@@ -73,70 +76,23 @@ def example(batch: int = 3, gh: int = 2, mode: str = "scaled") -> tuple[tuple[An
 
 def call() -> m.Call:
     """The manifest's description of Tiny's call."""
-    batch, rows = m.Size(dimension="batch"), m.Size(dimension="gh", scale=16)
-
-    def tensor(index: int) -> m.TensorNode:
-        return m.TensorNode(index=index)
-
-    def output(name: str, *shape: int | m.Size) -> m.TensorOutput:
-        return m.TensorOutput(name=name, dtype="float32", shape=shape, tolerance=NEAR)
-
-    query = m.MappingNode(keys=("features", "mode"), items=(tensor(1), m.ConstantNode(value="scaled")))
-    regions = m.NamedTupleNode(class_name="Regions", fields=("mean", "doubled"), items=(tensor(0), tensor(1)))
-    rest = m.SequenceNode(kind="list", items=(tensor(2), m.ConstantNode(value=None), m.ConstantNode(value="done")))
-    return m.Call(
+    rows = m.Size(dimension="gh", scale=16)
+    inputs = {"image": (BATCH, 3, rows, 8), "query.features": (BATCH, 5), "offset": (5,)}
+    outputs = {"regions.mean": (BATCH, 3), "regions.doubled": (BATCH, 3, rows, 8), "rest.0": (BATCH, 5)}
+    described, answered = ({name: ("float32", shape) for name, shape in each.items()} for each in (inputs, outputs))
+    flat = tensors_call(described, answered, tolerance=NEAR, batch=(1, 4), gh=(1, 6))
+    first, second, third = (m.TensorNode(index=index) for index in range(3))
+    query = m.MappingNode(keys=("features", "mode"), items=(second, m.ConstantNode(value="scaled")))
+    regions = m.NamedTupleNode(class_name="Regions", fields=("mean", "doubled"), items=(first, second))
+    rest = m.SequenceNode(kind="list", items=(third, m.ConstantNode(value=None), m.ConstantNode(value="done")))
+    return msgspec.structs.replace(
+        flat,
         parameters=(
-            m.Parameter(name="image", kind="positional", value=tensor(0)),
+            m.Parameter(name="image", kind="positional", value=first),
             m.Parameter(name="query", kind="positional", value=query),
-            m.Parameter(name="offset", kind="keyword", value=tensor(2)),
-        ),
-        inputs=(
-            m.TensorInput(name="image", dtype="float32", shape=(batch, 3, rows, 8), written=None),
-            m.TensorInput(name="query.features", dtype="float32", shape=(batch, 5), written=None),
-            m.TensorInput(name="offset", dtype="float32", shape=(5,), written=None),
+            m.Parameter(name="offset", kind="keyword", value=third),
         ),
         result=m.MappingNode(keys=("regions", "rest"), items=(regions, rest)),
-        outputs=(
-            output("regions.mean", batch, 3),
-            output("regions.doubled", batch, 3, rows, 8),
-            output("rest.0", batch, 5),
-        ),
-        dimensions=(m.Dimension(name="batch", min=1, max=4), m.Dimension(name="gh", min=1, max=6)),
-    )
-
-
-Described = tuple[str, tuple[int | m.Size | None, ...]]  # a tensor: its dtype and its sizes
-EXACT, NEAR = m.OutputTolerance(rtol=0.0, atol=0.0), m.OutputTolerance(rtol=1e-5, atol=1e-6)
-BATCH = m.Size(dimension="batch")
-
-
-def tensors_call(
-    inputs: Mapping[str, Described],
-    outputs: Mapping[str, Described] | list[Described] | Described,
-    *,
-    tolerance: m.OutputTolerance = EXACT,
-    **ranges: tuple[int, int],
-) -> m.Call:
-    """A call that takes tensors by position, and returns a dict, a list or one; floating ones have this tolerance."""
-    listed = [outputs] if isinstance(outputs, tuple) else outputs
-    named = listed if isinstance(listed, Mapping) else {str(i): each for i, each in enumerate(listed)}
-    items = tuple(m.TensorNode(index=i) for i in range(len(named)))
-    result: m.Node = m.SequenceNode(kind="list", items=items)
-    if outputs is not listed:
-        result = items[0]
-    elif named is outputs:
-        result = m.MappingNode(keys=tuple(named), items=items)
-    return m.Call(
-        parameters=tuple(
-            m.Parameter(name=name, kind="positional", value=m.TensorNode(index=i)) for i, name in enumerate(inputs)
-        ),
-        inputs=tuple(m.TensorInput(name=n, dtype=d, shape=shape, written=None) for n, (d, shape) in inputs.items()),
-        result=result,
-        outputs=tuple(
-            m.TensorOutput(name=n, dtype=d, shape=shape, tolerance=tolerance if "float" in d else EXACT)
-            for n, (d, shape) in named.items()
-        ),
-        dimensions=tuple(m.Dimension(name=name, min=least, max=most) for name, (least, most) in ranges.items()),
     )
 
 
