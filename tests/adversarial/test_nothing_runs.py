@@ -211,7 +211,8 @@ def with_another_library(whole: forge.Document, contents: dict[str, bytes]) -> b
         (changed("surprise", 1), ManifestSyntaxError, "surprise"),
         (changed("format_version", FORMAT_VERSION + 1), FormatVersionError, None),
         (changed("targets.0.platform", "plan9-vax"), NoTargetError, None),
-        (changed("libraries.0.torch_bound", "1.13"), TorchVersionError, None),
+        (changed("libraries.0.torch_bound", "1.13"), TorchVersionError, r"libtoy_cpu\.so .*C\+\+ API of torch 1\.13"),
+        (changed("libraries.0.needs_torch", "9.9"), TorchVersionError, r"libtoy_cpu\.so .*needs torch 9\.9 or newer"),
         (changed("libraries", []), MissingLibraryError, "toy::twice"),
     ],
 )

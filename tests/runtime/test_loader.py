@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import exportkit
-from exportkit.errors import DigestMismatchError, NoTargetError, SchemaChangedError, TorchVersionError, UsageError
+from exportkit.errors import DigestMismatchError, NoTargetError, SchemaChangedError, UsageError
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Operator
 from tests.fixtures.softpool_library import build
@@ -120,36 +120,6 @@ def test_the_file_that_was_checked_is_the_file_that_is_loaded(tiny_package, tmp_
 
 
 # --- operator libraries -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("needs_torch", "torch_bound", "reason"),
-    [("2.11", "2.9", r"built against the C\+\+ API of torch 2\.9"), ("9.9", None, r"needs torch 9\.9 or newer")],
-)
-def test_a_library_for_another_torch_is_refused_before_it_is_opened(
-    tiny_files, tmp_path, needs_torch, torch_bound, reason
-):
-    content = b"the dynamic linker would have another complaint"
-    toy = tiny.library(content, POOL, needs_torch=needs_torch, torch_bound=torch_bound)
-    package = tiny.write(tmp_path / "bound.pt2", tiny_files, extra={RECORD: content}, libraries=(toy,))
-    with pytest.raises(TorchVersionError, match=rf"the operator library libtoy\.so does not work here: .*{reason}"):
-        exportkit.load(package)
-
-
-def test_an_operator_whose_schema_changed_is_refused_with_both(tiny_files, tmp_path):
-    content = build().read_bytes()
-    old = "softpool::pool(Tensor x, Tensor weights) -> Tensor"
-    operator = Operator(name="softpool::pool", schema=old)
-    package = tiny.write(
-        tmp_path / "old.pt2",
-        tiny_files,
-        extra={RECORD: content},
-        libraries=(tiny.library(content, old, PEAKS),),
-        operators=(operator,),
-    )
-    with pytest.raises(SchemaChangedError) as error:
-        exportkit.load(package)
-    assert f"registered as {POOL}; the package was made with {old}" in str(error.value)
 
 
 def test_an_operator_that_cannot_be_defined_is_named(tiny_files, tmp_path, runtime):

@@ -25,7 +25,7 @@ def refused(error, path):
     try:
         exportkit.load(path)
     except error as caught:
-        return str(caught)
+        return f"{type(caught).__name__}: {caught}"
     raise AssertionError(f"{path} was not refused")
 
 def check(model):
@@ -126,10 +126,11 @@ alive()
     said = run_python(PRELUDE + code, softpool_package, misbehaving_package, package, cwd=tmp_path)
     words = {
         "linker": "the dynamic linker refused libzzz.so",
-        "schema": "the package was made with softpool::pool(Tensor x) -> Tensor",
+        "schema": f"registered as {POOL}; the package was made with softpool::pool(Tensor x) -> Tensor",
         "code": "cannot load target cpu of half.pt2",
     }
     assert said.count(words[failure]) == 3
     assert failure != "code" or "EXPORTKIT_CACHE" in said
+    assert ("SchemaChangedError: " in said) == (failure == "schema")
     assert f"already registered, by sha256 {hashlib.sha256(content).hexdigest()}" in said
     assert said.endswith("alive\n")
