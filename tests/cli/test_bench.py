@@ -101,6 +101,8 @@ def test_a_bare_module_with_somebody_elses_operators_is_timed_too():
         (["opponent_balance", "--cuda-graphs"], "--cuda-graphs is for packages"),
         (["opponent_balance", "--weights", __file__], "--weights is for packages"),
         (["opponent_balance", "--op-library", __file__], "--op-library is for packages"),
+        (["opponent_balance", "--onnx", __file__], "--onnx is for packages"),
+        (["m.onnx"], "exportkit bench PACKAGE.pt2 --onnx m.onnx"),
         (["opponent_balance", "--public-key", __file__], "--public-key is for packages"),
         (["opponent_balance", "--signature", __file__], "--signature is for packages"),
         (["x.pt2", "y.pt2", "--signature", __file__], "--signature works with one package only"),

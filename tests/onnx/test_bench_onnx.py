@@ -11,7 +11,6 @@ import onnx_ir
 import pytest
 
 from exportkit.bench.tables import table
-from exportkit.cli import main
 from exportkit.errors import SignatureMissingError, UsageError, WrongResultError
 from exportkit.onnx.files import MethodModel, sidecar_path, write_onnx
 from exportkit.package.archive import PackageReader
@@ -84,17 +83,3 @@ def test_both_must_be_signed_where_a_key_is_given(tiny_package: Path, tmp_path: 
         bench(package, onnx=model, trust=Trust([release.public]))
     sign_package(sidecar_path(model), release.key)
     assert bench(package, onnx=model, trust=Trust([release.public]))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["m.onnx"], "exportkit bench PACKAGE.pt2 --onnx m.onnx"),
-        (["relu", "--onnx", __file__], "--onnx is for packages"),
-    ],
-)
-def test_the_command_line_says_how_it_is_given(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
-) -> None:
-    assert main(["bench", *arguments]) == 2
-    assert says in capsys.readouterr().err
