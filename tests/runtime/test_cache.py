@@ -65,6 +65,13 @@ def test_a_library_is_unpacked_once_under_its_digest_for_its_user_alone(unpacked
     assert {entry.name for entry in path.parent.iterdir()} == {"libtoy.so", "~verified.json", "~lock"}
 
 
+def one_byte(path: Path) -> None:
+    """Changes a byte, and restores the size and the time."""
+    before = path.stat()
+    path.write_bytes(CONTENT[:500] + b"\xff" + CONTENT[501:])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 def as_link(path: Path) -> None:
     """To what is right today; its owner may change it after it was checked."""
     path.rename(path.parents[3] / "elsewhere.so")
@@ -83,6 +90,7 @@ def as_pipe(path: Path) -> None:
         lambda path: path.write_bytes(CONTENT[:-1]),
         lambda path: path.write_bytes(b"\x7fELF something else"),
         lambda path: path.chmod(0o666),  # injected while the directory was open, say; its content is right, so far
+        one_byte,
         as_link,
         as_pipe,
     ],
