@@ -26,8 +26,8 @@ def to_safetensors(path: Path) -> str:
         "torch.save wrote it. Convert the state_dict in it (of a whole model, save its state_dict() first): "
         + _python(
             "import sys, torch; from safetensors.torch import save_file; "
-            "found = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "
-            "found = next((found[key] for key in ('state_dict', 'model_state_dict', 'model') if key in found), found); "
+            'found = torch.load(sys.argv[1], map_location="cpu", weights_only=True); '
+            'found = next((found[key] for key in ("state_dict", "model_state_dict", "model") if key in found), found); '
             "save_file({name: tensor.contiguous().clone() for name, tensor in found.items()}, sys.argv[2])",
             path,
             path.with_suffix(".safetensors"),
