@@ -42,7 +42,7 @@ _TITLES = {
 }
 _SIZES = "was declared to have:"
 _LEFT_OUT = re.compile(
-    " The model traces with it\\.|, which is unknown when the model is compiled"
+    " The model traces with it\\.| To let it vary, .* fix it\\.|, which is unknown when the model is compiled"
     "| when it is called again with the same inputs| in forward(?=:)"
     "|\\n *(?:traced at|eager raises) .*"
 )

@@ -76,7 +76,7 @@ def test_a_call_with_state_is_repeated_from_the_state_before_it(tmp_path: Path) 
     assert located.point is None
     assert "the whole graph, traced and compiled again, agrees with eager for case" in located.message
     alone = VerifyOptions(against="cases")
-    with pytest.raises(UsageError, match="there is no graph to cut: the artifact names its model"):
+    with pytest.raises(UsageError, match="there is no graph to cut: a model is imported only if"):
         bisect_artifact(path, verify(path, alone), alone)
 
 
