@@ -122,6 +122,22 @@ def test_the_file_that_was_checked_is_the_file_that_is_loaded(tiny_package, tmp_
 # --- operator libraries -----------------------------------------------------------------------------------------------
 
 
+def test_an_operator_whose_schema_changed_is_refused_with_both(tiny_files, tmp_path):
+    content = build().read_bytes()
+    old = "softpool::pool(Tensor x, Tensor weights) -> Tensor"
+    operator = Operator(name="softpool::pool", schema=old)
+    package = tiny.write(
+        tmp_path / "old.pt2",
+        tiny_files,
+        extra={RECORD: content},
+        libraries=(tiny.library(content, old, PEAKS),),
+        operators=(operator,),
+    )
+    with pytest.raises(SchemaChangedError) as error:
+        exportkit.load(package)
+    assert f"registered as {POOL}; the package was made with {old}" in str(error.value)
+
+
 def test_an_operator_that_cannot_be_defined_is_named(tiny_files, tmp_path, runtime):
     content, schema = build().read_bytes(), "softpool_python::f(Tensor x, Device at=cpu) -> Tensor"
     package = tiny.write(

@@ -78,6 +78,23 @@ def test_interleaved_sessions_are_each_as_an_eager_module_of_its_own(every_recor
         session.close()
 
 
+def test_a_fork_diverges_and_a_reset_session_has_the_bits_of_a_fresh_one(every_recorder):
+    first, second, rows = x(), x(), [x() for _ in range(3)]
+    with every_recorder.session(batch=2) as one, every_recorder.session(batch=2) as fresh:
+        one.push(first)
+        other = one.fork()
+        assert bits(one.state) == bits(other.state)
+        one.push(first)
+        other.push(second)
+        assert bits(one.state) != bits(other.state)
+        other.close()
+        one.reset()
+        assert bits(one.state) == bits(fresh.state)
+        for row in rows:
+            assert torch.equal(one.push(row), fresh.push(row))
+        assert bits(one.state) == bits(fresh.state)
+
+
 def test_threads_have_a_session_each(every_recorder):
     rows = [x() for _ in range(ROWS)]
     with every_recorder.session(batch=2) as session:

@@ -265,6 +265,19 @@ async def test_the_same_version_goes_on_counting(tmp_path):
         assert only(repository).counted.success.count == 2
 
 
+async def test_a_package_that_cannot_be_loaded_leaves_the_old_one_serving(tmp_path):
+    package = rows.write(tmp_path / "rows.pt2", rows.example(2))
+    async with serving(package, warm_up=False) as repository:
+        before = only(repository)
+        package.unlink()
+        package.write_bytes(b"no archive")
+        with pytest.raises(BackendError, match="the model rows cannot be loaded"):
+            await repository.load("rows", {})
+        assert only(repository) is before
+        assert repository.ready
+        await before.infer(request(rows.example(1)))
+
+
 async def test_the_log_says_what_was_loaded_from_where_what_failed_and_what_was_unloaded(tmp_path):
     package, lines = rows.write(tmp_path / "rows.pt2", rows.example(2), version="0"), []
     async with serving(package, warm_up=False, report=lines.append) as repository:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -254,7 +255,12 @@ def test_what_runs_is_answered_before_the_server_stops(echo: Served, channel: gr
     stopping = echo.begin(echo.server.stop(60))
     echo.model.release()
     assert running.result()
-    assert len(list(stream)) == MOST_REQUESTS  # its client would send more for ever
+    answers = []
+    with contextlib.suppress(grpc.RpcError):  # its client would send more for ever, and may meet a closed connection
+        for answer in stream:
+            answers.append(answer)
+    assert len(answers) == MOST_REQUESTS
+    assert stream.code() in (grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE)
     stopping.result()
 
 
