@@ -277,8 +277,8 @@ def _advice(report: Report, failure: Check, written: bool) -> str:
         return ""
     first = "" if written else "With --no-verify the package is written all the same: then "
     return (
-        f"{first}`verify --bisect` names the node. If it calls a library's operator, the library is not that of the "
-        "export: export again. Otherwise `export --repair` makes code that is right."
+        f"{first}`verify --bisect` names the node. If an operator of a library is wrong, the library has changed since "
+        "the export: export again. For other nodes, `export --repair` makes code that is right."
     )
 
 

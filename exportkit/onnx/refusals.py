@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -121,10 +122,7 @@ class _Finder(OperatorMode):
 
 def _line_of(target: object, call: CustomCall, decomposition: Decomposition) -> str:
     """Returns the line of a decomposition that calls an operator, or ""."""
-    with call.fake_mode, watched_by(_Finder(target)) as finder:
-        try:
-            call.run(decomposition, call.tensors, call.sizes)
-        except Exception:
-            # What it raises was said before, or does not matter here.
-            return finder.line
+    # The decomposition is the user's and may raise anything. The conversion reports that; here, only the line counts.
+    with call.fake_mode, watched_by(_Finder(target)) as finder, contextlib.suppress(Exception):
+        call.run(decomposition, call.tensors, call.sizes)
     return finder.line

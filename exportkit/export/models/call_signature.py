@@ -74,9 +74,9 @@ def check_plain(what: str, tensor: torch.Tensor) -> None:
 
 
 def needed_tensors(model: torch.nn.Module) -> list[str]:
-    """Returns the names of forward's parameters that every call must give; all names if there is none.
+    """Returns the names of the tensors that every call of forward must give; of all its tensors if there is none.
 
-    Those that are no tensors by their annotations are left out.
+    A parameter annotated with a number, a string or a bool is no tensor.
     """
     parameters = [p for p in inspect.signature(model.forward).parameters.values() if p.kind is not _KEYWORDS]
     needed = [p for p in parameters if p.default is inspect.Parameter.empty and p.kind is not _POSITIONALS]

@@ -19,7 +19,7 @@ _PLACE = re.compile(r"(?P<tensor>[^:=]+):(?P<dim>[0-9]+)=(?P<expression>.+)")
 _RANGE = re.compile(rf"(?P<name>{_NAME})=(?P<min>[0-9]+):(?P<max>[0-9]+)")
 _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<dtype>[a-z0-9_]+)\[(?P<sizes>[0-9,\s]*)\]")
 _VALUE = re.compile(r"[^=]+=(?![\w.]+ ?[\[(])")  # not NAME=WORD[ or NAME=WORD(
-_EXAMPLE_SIZES = "Sizes are those of an example; --dynamic image:0=batch[1:64] lets one vary."
+_EXAMPLE_SIZES = "The numbers are the sizes of an example; --dynamic image:0=batch[1:64] lets one vary."
 _FORM = "NAME:DIM=NAME[MIN:MAX] or NAME:DIM=16*NAME[MIN:MAX], such as image:0=batch[1:64]; NAME:DIM=4 fixes a size"
 NO_TENSOR = (
     "A number, a string or a bool is given with an ExportSpec, and MODEL names that: "

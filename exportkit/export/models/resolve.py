@@ -278,7 +278,7 @@ def _load_weights(spec: ExportSpec, path: Path) -> None:
     state = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
     for name, tensor in state.items():
         if is_lazy(tensor):
-            check_plain(name, tensor)  # refuses it: there is no shape to compare
+            check_plain(name, tensor)  # raises an error: a lazy weight has no shape to compare
     filled = {id(state[name]) for name in given if name in state}  # one name of a tied tensor is enough
     faults = {
         "missing": [

@@ -20,7 +20,7 @@ _EXPORTKIT = str(Path(__file__).parents[2])
 _TORCH = str(Path(torch.__file__).parent)
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _PYTHON = "/lib/python3."
-# What torch says where code moves a tensor to a device that is not there, or not that of the others.
+# What torch says if a device is missing, or if tensors of one call are on two devices.
 _OTHER_DEVICE = "not compiled with CUDA|No CUDA GPUs|NVIDIA driver|device ordinal|same device|different devices"
 _SAME_DEVICE = "Leave out .cuda(), and make tensors on an input's device (x.device): --device and `load` choose it."
 _TRACED = re.compile(r'File "(.*?)", line (\d+), in (\w+)\n\s*(.*)')

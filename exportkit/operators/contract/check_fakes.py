@@ -60,7 +60,7 @@ def _called(trial: Trial, call: Sample, own: Sample, mode: FakeTensorMode) -> li
 
 
 def needs_no_fake(operator: OpOverload) -> bool:
-    """Whether the operator only writes into an argument, and has no fake: torch then takes each call when it traces."""
+    """Whether the operator has no fake and needs none: it only writes into an argument, so torch can trace it."""
     given = singleton.find(operator.name()).fake_impl.kernel is not None or has_own_fake(operator)
     return not given and can_generate_trivial_fake_impl(operator)
 

@@ -137,9 +137,10 @@ def drawn_seed() -> int:
 
 @contextlib.contextmanager
 def two_processes() -> Iterator[tuple[str, ChildClient, ChildClient]]:
-    """A folder for what they write, the judge's process, and the kernel's.
+    """Starts the judge's process and the kernel's, with a folder for their files.
 
-    WrongResultError: the judge's process ended. What the kernel's does is for the caller to say.
+    Raises:
+        WrongResultError: The judge's process ended. The caller handles the end of the kernel's process.
     """
     with (
         tempfile.TemporaryDirectory(prefix="exportkit-judge-") as folder,
@@ -195,7 +196,7 @@ def _judge(source: OperatorSource, options: CheckOptions, checked: Checked) -> K
         drawn = judge.result(draw, JudgedCalls)
         calls = drawn.calls
         if not calls:
-            message = f"The reference takes no call, so that there is nothing to compare: {drawn.why_none}."
+            message = f"The reference refuses every call, so nothing was compared: {drawn.why_none}."
             return KernelTrial(0, 0, (), (_wrong(message, parameters_of(draw.schema)),))
         try:
             kernel.result(LoadCandidate(source, options.libraries), CandidateLoaded)

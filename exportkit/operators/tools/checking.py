@@ -235,7 +235,7 @@ def fits(operator: str, name: str) -> bool:
 
 
 def chosen(operators: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
-    """Returns the operators that are wanted, all if none is named. UsageError: a name fits none of them."""
+    """Returns the operators that the user named, or all. Raises UsageError if a name fits none of them."""
     found = []
     for each in wanted:
         matching = [operator for operator in operators if fits(operator, each)]

@@ -64,7 +64,7 @@ def timed(
     An operator takes about so many seconds for all rounds.
 
     Raises:
-        UsageError: There is no such operator, or it lacks calls or a reference.
+        UsageError: The library has no such operator, or the user gave no calls or no reference for it.
         WrongResultError: Kernel or reference refuses a call, or ends its process, or their answers differ.
     """
     for operator, schema in loaded(source, options, (*options.references, *options.calls)).schemas.items():

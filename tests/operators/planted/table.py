@@ -43,7 +43,7 @@ PLANTED = (
     Planted("peels_two", "at most two elements precede an aligned address", ("strides",)),
     Planted("channels_as_they_lie", "channels last are read, and written contiguous", ("strides",)),
     Planted("tail_not_written", "the last elements are not written", ("determinism",)),
-    Planted("sum_from_garbage", "a sum begins with what was in memory", ("determinism",)),
+    Planted("sum_from_garbage", "a sum starts at whatever is in memory", ("determinism",)),
     Planted("k_unchecked", "k may be greater than a row", ("strides", "determinism", "crash")),
     Planted("index_unchecked", "an index may lead beyond the rows", ("refuses-alike",)),
     Planted("weight_length_unchecked", "a weight may be shorter than a row", ("strides", "refuses-alike", "crash")),
@@ -55,7 +55,7 @@ PLANTED = (
     Planted("racing_sum", "threads add to the same sums", ("large",)),
     Planted("static_scratch", "scratch memory is static", ("large",)),
     Planted("static_scratch_for_long_rows", "scratch memory is static for long rows", ("large",)),
-    Planted("cached_by_address", "a factor is found by the address of x", ("determinism",)),
+    Planted("cached_by_address", "a factor is looked up by the address of x", ("determinism",)),
     Planted("one_answer", "answers share memory", ("aliasing",)),
     Planted("holds_its_argument", "the last argument is kept", ("kept-inputs",)),
     # numbers
